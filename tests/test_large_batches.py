@@ -71,7 +71,7 @@ def test_growing_batches_of_a_dataset() -> None:
     [
         ({"batch_size": {1: 4}}, "with a size for epoch 0"),
         ({"batch_size": {0: 0}}, "sizes of at least 1"),
-        ({"batch_size": {0: 4}, "steps_per_epoch": 2}, "omit steps_per_epoch"),
+        ({"batch_size": {0: 4}, "steps_per_epoch": 2}, "cannot be combined with steps_per_epoch"),
         ({"batch_size": {0: 4}, "x": iter([(X, Y)]), "y": None}, "with initial_epoch"),
     ],
 )
@@ -82,7 +82,9 @@ def test_invalid_growing_batches_raise(options: dict[str, Any], message: str) ->
 
 def test_batches_with_fewer_rows_than_replicas() -> None:
     found = mirrored(linear)
-    with pytest.warns(UserWarning, match="fewer rows than 2 replicas: the others are idle"):
+    with pytest.warns(
+        UserWarning, match="smaller than the number of replicas .2., so some are idle"
+    ):
         found.fit(X, Y, batch_size=1, shuffle=False, verbose=0)
     np.testing.assert_allclose(weights(found), gradient_descent(X, Y, [1] * 15, 0.1), atol=2e-6)
 

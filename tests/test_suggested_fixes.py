@@ -168,7 +168,7 @@ def test_suggested_fix_trains(name: str) -> None:
 
 
 def test_repeating_data_that_end_early_trains() -> None:
-    with pytest.warns(UserWarning, match=r"use \.repeat\(\) on the data set"):
+    with pytest.warns(UserWarning, match=r"Use \.repeat\(\) on the dataset"):
         mirrored().fit(dataset(), steps_per_epoch=9, verbose=0)
     trainer = mirrored()
     trainer.fit(dataset().repeat(), steps_per_epoch=9, verbose=0)

@@ -215,7 +215,7 @@ def test_first_fit_warns_about_inexact_layers(capsys: pytest.CaptureFixture[str]
     assert "not exact" not in output
     assert "does not change" not in output
     mirrored(build()).fit(**FIT | {"verbose": 2})
-    assert "the model that you passed does not change" in capsys.readouterr().out
+    assert "The model that you passed is not changed" in capsys.readouterr().out
 
 
 def test_helpers_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def _on_all_workers(method: Method) -> Method:
         with (
             self.strategy.translate_errors(),
             self._watchdog.watching(method.__name__),
-            interrupts.held_back(lambda signal: int(self.strategy.gather([signal]).max())),
+            interrupts.deferred(lambda signal: int(self.strategy.gather([signal]).max())),
             remat_of_layers.exact_remat(),
             self.strategy.patched_keras(),
         ):

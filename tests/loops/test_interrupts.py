@@ -20,8 +20,8 @@ INTERRUPT, TERMINATE, REQUESTED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 def stopped_by(*numbers: signal.Signals) -> tuple[type[BaseException], list[str]]:
     """Sends signals inside nested blocks, and returns the raised error and the places reached."""
     places = []
-    with pytest.raises(KeyboardInterrupt) as raised, interrupts.held_back():  # noqa: PT012
-        with interrupts.held_back():
+    with pytest.raises(KeyboardInterrupt) as raised, interrupts.deferred():  # noqa: PT012
+        with interrupts.deferred():
             for number in numbers:
                 os.kill(os.getpid(), number)
                 places.append(number.name)
@@ -54,7 +54,7 @@ def test_second_ctrl_c_raises_immediately() -> None:
 
 
 def test_requests_of_another_worker_are_raised() -> None:
-    with pytest.raises(Preempted), interrupts.held_back(lambda pending: max(pending, 3)):
+    with pytest.raises(Preempted), interrupts.deferred(lambda pending: max(pending, 3)):
         pass
 
 
@@ -63,7 +63,7 @@ def test_preemption_outside_of_training_raises_once() -> None:
         os.kill(os.getpid(), TERMINATE)
     with pytest.raises(Preempted), interrupts.preemption_raises():  # noqa: PT012
         try:
-            with interrupts.held_back():
+            with interrupts.deferred():
                 os.kill(os.getpid(), TERMINATE)
         finally:
             os.kill(os.getpid(), TERMINATE)  # while state is being saved
@@ -80,7 +80,7 @@ def test_user_handlers_are_kept() -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: calls.append(number))
     try:
-        with interrupts.held_back():
+        with interrupts.deferred():
             os.kill(os.getpid(), INTERRUPT)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -89,7 +89,7 @@ def test_user_handlers_are_kept() -> None:
 
 def test_other_threads_do_not_delay_signals() -> None:
     def work() -> None:
-        with interrupts.held_back():
+        with interrupts.deferred():
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen: list[object] = []

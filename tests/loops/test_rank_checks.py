@@ -279,9 +279,9 @@ def test_reports_changed_weight_ranks_and_last_agreement() -> None:
 
     modes: list[CheckRanks] = ["every-call"] * 3
     for error in errors([build] * 3, act, modes):
-        assert "1 of 6 variables are not the same on all ranks after step 1 of epoch 2" in error
+        assert "1 of 6 variables differ between ranks after step 1 of epoch 2" in error
         assert "kernel' on rank 2, by up to 0.25" in error
-        assert "last the same at step 1 of epoch 1" in error
+        assert "last equal at step 1 of epoch 1" in error
 
 
 def test_weights_that_were_edited_between_trainings_raise() -> None:
@@ -295,8 +295,8 @@ def test_weights_that_were_edited_between_trainings_raise() -> None:
         checks.begin_training()
 
     for error in errors([build, build], act):
-        assert "1 of 6 variables are not the same on all ranks at the beginning" in error
-        assert "last the same at the end of the training before" in error
+        assert "1 of 6 variables differ between ranks at the beginning" in error
+        assert "last equal at the end of the previous training" in error
 
 
 def test_rank_0_decides_when_variables_are_compared() -> None:

@@ -79,8 +79,8 @@ def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
     assert len(found["warnings"]) == len(brought)
     for warning, expected in zip(found["warnings"], brought, strict=True):
         assert expected in warning
-    assert "The workers brought 3, 2 batches, by rank" in found["errors"][0]
-    assert "The workers brought 4, 2 batches, by rank" in found["errors"][1]
+    assert "The workers have 3, 2 batches, by rank" in found["errors"][0]
+    assert "The workers have 4, 2 batches, by rank" in found["errors"][1]
 
 
 def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: dict[str,
 
 def test_chief_changing_the_model_within_an_epoch_raises(outcomes: dict[str, Any]) -> None:
     error = outcomes["change_within_an_epoch_raises"]
-    assert "variables are not the same on all ranks" in error
+    assert "variables differ between ranks" in error
     assert "set chief_only = False" in error
 
 

@@ -1,15 +1,15 @@
-"""Callbacks over several workers: which of them run where, in Keras's container.
+"""Callbacks with several workers: chooses which of them run on which worker.
 
 A script passes the same list of callbacks on every worker. Callbacks that make decisions
-(EarlyStopping, a learning rate scheduler) run on all workers, with the same numbers. Those that
-write files or report to an experiment tracker run on the chief alone. A callback can choose with
-the attribute `chief_only = True` or `False`, of its class or its own; otherwise its base classes
-decide.
+(EarlyStopping, a learning rate scheduler) run on all workers, with the same logs. Callbacks that
+write files or report to an experiment tracker run only on the chief. A callback can set the
+attribute `chief_only` to True or False; otherwise its base classes decide.
 
-What callbacks of the chief change in the model, at the beginning and the end of training and at the
-end of an epoch, is sent to all workers: weights, optimizer, and the initial epoch. At other times
-they must not change it. To check this, the workers compare checksums of the variables before and
-after the end of an epoch, unless all of the chief's callbacks set `only_reads = True`.
+Callbacks that run only on the chief may change the model at the start and the end of training and
+at the end of an epoch. The changed weights, optimizer and initial epoch are sent to all workers. At
+other times they must not change the model. To check this, the workers compare checksums of the
+variables before and after the end of an epoch, unless all of these callbacks set `only_reads =
+True`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_training
 from tfdist.upstream.keras_optimizers import optimizers_of
 
-_CURE = (
-    "a callback that runs on the chief alone changed them within an epoch. Change them at the end "
+_FIX = (
+    "a callback that runs only on the chief changed them within an epoch. Change them at the end "
     "of an epoch, or set chief_only = False on the callback."
 )
 
@@ -33,14 +33,14 @@ _CURE = (
 def create_callback_list(
     callbacks: Any, progress: keras.callbacks.Callback | None, strategy: Strategy, **options: Any
 ) -> keras.callbacks.CallbackList:
-    """Returns a container of this worker's callbacks; called on all workers together.
+    """Returns a container of this worker's callbacks. All workers must call it together.
 
-    A container is returned unchanged if no callback runs on the chief alone.
+    A container is returned unchanged if no callback runs only on the chief.
 
     Args:
         callbacks: None, a callback, or a structure of callbacks of this worker.
         progress: Progress bar to add, unless one of the callbacks is one; None for none.
-        strategy: Knows the chief, and connects the workers.
+        strategy: The strategy.
         **options: As in `keras.callbacks.CallbackList`.
     """
     container = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
@@ -52,12 +52,12 @@ def create_callback_list(
         if not (several and found[:, 0].any()):
             return container
         progress, options = None, container.params | {"model": options["model"]}
-    own = [c for c in given if strategy.is_chief or c not in for_chief]
-    if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in own):
-        own.append(progress)
+    active = [c for c in given if strategy.is_chief or c not in for_chief]
+    if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in active):
+        active.append(progress)
     if several and found[:, 1].any():
-        return _Shared(own, strategy, **options)
-    return keras.callbacks.CallbackList(own, add_progbar=False, **options)
+        return _Shared(active, strategy, **options)
+    return keras.callbacks.CallbackList(active, add_progbar=False, **options)
 
 
 class _Shared(keras.callbacks.CallbackList):
@@ -76,7 +76,7 @@ class _Shared(keras.callbacks.CallbackList):
         keras_training.set_initial_epoch(self.model, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        agreement.check_values(self._strategy.group, self._variables(), _CURE)
+        agreement.check_values(self._strategy.group, self._variables(), _FIX)
         super().on_epoch_end(epoch, logs)
         self._sync_copies()
 
@@ -104,7 +104,7 @@ _WRITERS = (
     keras.callbacks.TensorBoard,
 )
 
-#: Exactly these classes do not change the model; their subclasses may.
+#: These classes do not change the model. Their subclasses may.
 _READERS = frozenset({*_WRITERS} - {keras.callbacks.BackupAndRestore})
 
 #: Packages whose callbacks report to experiment trackers; TensorBoard's is for hyperparameters.
@@ -126,7 +126,7 @@ _TRACKERS = frozenset(
 
 
 def is_chief_only(callback: keras.callbacks.Callback) -> bool:
-    """Returns whether a callback runs on the chief alone."""
+    """Returns whether a callback runs only on the chief."""
     choice = getattr(callback, "chief_only", None)
     if choice is not None:
         return bool(choice)

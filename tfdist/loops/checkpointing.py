@@ -1,7 +1,7 @@
 """Saves checkpoints during training, and resumes from them.
 
-Between two steps all workers hold the same state and have used the same batches. So only the chief
-writes, and when training resumes, what it reads is sent to all workers.
+Between two steps, all workers have the same state and have used the same batches. Therefore only
+the chief writes checkpoints, and when training resumes, it reads the checkpoint and broadcasts it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tfdist.upstream import keras_training
 
 
 class Checkpointing(CheckpointHooks):
-    """The checkpoints of one training.
+    """The checkpoints of one `fit`.
 
     Args:
         settings: Where and how often to save.
         model: The model.
         strategy: Sends a checkpoint to all workers.
-        state: The state of the training.
+        state: Captures and restores the state.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Checkpointing(CheckpointHooks):
     def after_epoch_begin(self) -> tuple[int, Logs]:
         if (saved := self._saved) is None:
             return 0, {}
-        # Restored once more, because callbacks may have changed it in `on_epoch_begin`.
+        # Restored again, because callbacks may have changed the state in `on_epoch_begin`.
         self._restore(saved)
         self._state.restore_callbacks(saved)
         self._saved = None
@@ -106,7 +106,7 @@ class Checkpointing(CheckpointHooks):
         if is_step:
             self.before_save()
         # The clocks of workers differ.
-        if is_step or (is_time and not self._state.has_waiting() and self.may_save()):
+        if is_step or (is_time and not self._state.has_pending() and self.may_save()):
             self._save()
 
     def interrupted(self) -> None:
@@ -115,7 +115,7 @@ class Checkpointing(CheckpointHooks):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        # An evaluation that is interrupted is repeated from its beginning.
+        # An interrupted evaluation starts again from its beginning.
         job = self._job()
         try:
             yield
@@ -170,7 +170,7 @@ class Checkpointing(CheckpointHooks):
             say(f"Resuming after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
 
     def _is_best(self, logs: Logs) -> bool:
-        """Returns whether an epoch was the best so far, and notes it if it was."""
+        """Returns whether an epoch is the best so far, and records it if so."""
         monitor, best = self._settings.keep_best, self.progress.best
         name = (monitor or "").rpartition(":")[2]
         if monitor is None or name not in logs:  # an epoch without validation
@@ -187,7 +187,7 @@ class Checkpointing(CheckpointHooks):
         self._writing.submit(self._job())
 
     def _job(self) -> Callable[[], None] | None:
-        """Returns a function that writes a copy of the current state; None except on the chief."""
+        """Returns a function that writes a copy of the current state, or None on other workers."""
         if (snapshot := self._state.take(self.progress)) is None:
             return None
         return self._writing.job(snapshot, self.progress, self._epochs)
@@ -201,9 +201,9 @@ class CheckpointWriter:
     """Writes checkpoints in a background thread, one at a time.
 
     Args:
-        settings: Which checkpoints to keep, and whether a failed write stops the training.
+        settings: Which checkpoints to keep, and whether a failed write stops the run.
         store: Where to write.
-        strategy: Described in the manifest.
+        strategy: The strategy, which is described in the manifest.
     """
 
     def __init__(self, settings: Checkpoints, store: Store, strategy: Strategy) -> None:
@@ -215,7 +215,7 @@ class CheckpointWriter:
 
         Args:
             snapshot: The state.
-            progress: Progress of the training at that point.
+            progress: The progress of the run at that point.
             epochs: Total number of epochs.
         """
         packed, place, facts = snapshot.packed(), progress.place, self.facts(progress, epochs)
@@ -231,7 +231,7 @@ class CheckpointWriter:
         """Starts a write in the background thread, and reports the result of the previous one.
 
         Raises:
-            ConfigurationError: The previous write failed, and the settings stop the training then.
+            ConfigurationError: The previous write failed, and `on_error` is `"stop"`.
         """
         try:
             self._writer.wait()

@@ -1,4 +1,4 @@
-"""The compiled functions of one model under one strategy, made once the data are known."""
+"""The compiled functions of one model under one strategy, created when the data is known."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ from tfdist.upstream.keras_optimizers import optimizers_of
 #: Keras's names of its loops, as in the names of callbacks' methods.
 Loop = Literal["train", "test", "predict"]
 
-#: Makes up to a number of steps, each on a batch of the iterator; returns what was done, and the
-#: logs after the last step.
+#: Runs up to a number of steps, each on a batch of the iterator. Returns the number of steps and
+#: other results, and the logs after the last step.
 StepsFn = Callable[[Iterator[Any], int], tuple[LoopResult, Logs]]
 
 
 class CompiledFunctions:
-    """Traces the functions that compute on the replicas, and keeps them.
+    """Traces the functions that compute on the replicas, and caches them.
 
     Args:
         model: A model that was created in the strategy's scope.
         strategy: Runs the steps.
-        options: How the steps are made.
+        options: Options of the steps.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
         self._compilation: Any = None
         self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
-        # Ids of the trainable variables of steps that have not run yet.
+        # IDs of the trainable variables of steps that have not run yet.
         self._trainable: dict[tuple[bool, bool, bool], list[int]] = {}
         self._outputs = Outputs(model, strategy)
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
         self._scalings: list[Scaling] = []
         self._accumulations: list[GradientAccumulation] = []
         self._custom_steps = CustomSteps(model, strategy, options)
-        # The ids of the variables, and the object that re-synchronizes them.
+        # The IDs of the variables, and the object that re-synchronizes them.
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
     def train(self, data: DataHandler) -> StepsFn:
-        """Returns the inner loop of training; a new one if the model was compiled again."""
+        """Returns the inner loop of training, or a new one if the model was compiled again."""
         return self._inner_loop(data, True)
 
     def evaluate(self, data: DataHandler) -> StepsFn:
-        """Returns the inner loop of evaluation; a new one if the model was compiled again."""
+        """Returns the inner loop of evaluation, or a new one if the model was compiled again."""
         return self._inner_loop(data, False)
 
     def predict(self, data: DataHandler) -> OutputsFn:
@@ -85,7 +85,7 @@ class CompiledFunctions:
         self._strategy.sync_copies(self._all_variables())
 
     def frequent_sync(self) -> ReplicaSync:
-        """Returns a faster `sync_copies` for repeated calls; the variables must be in sync now."""
+        """Returns a faster `sync_copies` for repeated calls. The variables must be in sync now."""
         variables = self._all_variables()
         ids = [id(v) for v in variables]
         if self._frequent_sync is None or self._frequent_sync[0] != ids:
@@ -116,7 +116,7 @@ class CompiledFunctions:
 
     @property
     def accumulation(self) -> GradientAccumulation | None:
-        """The gradients that wait on the replicas, of the step that was made last."""
+        """The accumulated gradients of the step that was created last."""
         return self._accumulations[-1] if self._accumulations else None
 
     def _full_batch_reason(self, data: DataHandler, loop: Loop) -> str | None:
@@ -132,7 +132,7 @@ class CompiledFunctions:
         if custom_step is not None and training and self._options.remat != "none":
             raise ConfigurationError(
                 f"remat={self._options.remat!r} applies to Keras's own train_step, but "
-                f"{type(model).__name__}.train_step uses its own tapes. Make its layers in a "
+                f"{type(model).__name__}.train_step uses its own tapes. Create its layers in a "
                 "keras.RematScope instead."
             )
         loop: Loop = "train" if training else "test"
@@ -154,7 +154,7 @@ class CompiledFunctions:
         return self._steps[key]
 
     def _adopt_compilation(self) -> None:
-        """Forgets all steps if the model was compiled again, with another optimizer or loss."""
+        """Discards all steps if the model was compiled again, with another optimizer or loss."""
         model = self._model
         if self._compilation is compile_config(model):
             return
@@ -191,8 +191,8 @@ class CompiledFunctions:
         model, strategy = self._model, self._strategy
         if model.jit_compile and not strategy.has_local_variables:
             warnings.warn(
-                "jit_compile=True is ignored: XLA cannot read the variables that this strategy "
-                "keeps on another device.",
+                "jit_compile=True is ignored, because XLA cannot read variables on another device, "
+                "as this strategy has them.",
                 stacklevel=7,
             )
         steps = strategy.compile(step, model.run_eagerly, data.may_end, data.own_rows)
@@ -201,7 +201,7 @@ class CompiledFunctions:
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
             before_call()
             try:
-                # Inside, or a lost process would be reported as bad data.
+                # Inside the try block, so that a lost process is not reported as a data error.
                 with strategy.translate_errors():
                     result, logs = steps(iterator, as_tensor(num_steps))
             except TfdistError:
@@ -216,12 +216,12 @@ class CompiledFunctions:
 
 
 class FullBatchMode:
-    """Decides once for each of Keras's loops whether a model needs full batches.
+    """Decides, once for each of Keras's loops, whether a model needs full batches.
 
     Args:
         model: The model.
         strategy: Runs the replicas.
-        accumulate: Rounds of a training step.
+        accumulate: Number of micro-batches per training step.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, accumulate: int) -> None:
@@ -232,7 +232,7 @@ class FullBatchMode:
         """Returns why the model needs full batches, and sets `full_batches` of the data.
 
         Args:
-            data: Before its first epoch; the model is built.
+            data: The data, before its first epoch. The model is built.
             loop: Keras's name of the loop.
         """
         if loop not in self._reasons:
@@ -249,7 +249,7 @@ class FullBatchMode:
                 self._model, data.first_batch, training, predicts=loop == "predict"
             )
         except DataError:
-            if not data.own_rows:  # with a data set per worker, other workers may have data
+            if not data.own_rows:  # with a dataset per worker, other workers may have data
                 raise
             reason = None
         found = self._strategy.gather([reason is not None])
@@ -269,12 +269,12 @@ def full_batch_warning(reason: str) -> str:
 
 
 class CustomSteps:
-    """Makes the steps that a model's class overrides, once for training and once for evaluation.
+    """Creates the steps that a model's class overrides, once for training and once for evaluation.
 
     Args:
         model: The model.
         strategy: Runs the replicas.
-        options: How the steps are made.
+        options: Options of the steps.
     """
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
@@ -283,18 +283,18 @@ class CustomSteps:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The variables that the steps made so far may change."""
+        """The variables that the steps created so far may change."""
         return [v for step in self._steps.values() for v in step.variables]
 
     def forget(self) -> None:
-        """Forgets all steps, for a model that was compiled again."""
+        """Discards all steps, for a model that was compiled again."""
         self._steps.clear()
 
     def step(self, data: DataHandler, training: bool) -> CustomStep | None:
         """Returns the step that the model's class overrides, and sets `full_batches` of the data.
 
         Args:
-            data: Before its first epoch.
+            data: The data, before its first epoch.
             training: Whether to train or to evaluate.
 
         Returns:
@@ -302,7 +302,7 @@ class CustomSteps:
 
         Raises:
             ConfigurationError: `accumulate` is above 1.
-            UnsupportedModelError: The step cannot be computed over replicas.
+            UnsupportedModelError: The step cannot run on several replicas.
         """
         name = _overridden_step(self._model, training)
         if name is None:
@@ -317,14 +317,13 @@ class CustomSteps:
         options = self._options
         if training and options.accumulate > 1:
             raise ConfigurationError(
-                f"accumulate={options.accumulate} computes a step in rounds, but {owner}.{name} "
-                "computes the whole step. Set gradient_accumulation_steps of its optimizers "
-                "instead."
+                f"accumulate={options.accumulate} is not supported, because {owner}.{name} "
+                "computes a whole step. Set gradient_accumulation_steps of its optimizers instead."
             )
         if compile_config(model).config.get("jit_compile") is True:
             warnings.warn(
-                f"jit_compile=True is ignored: {owner}.{name} sums over replicas in its tapes and "
-                "optimizers, which XLA cannot compile.",
+                f"jit_compile=True is ignored, because XLA cannot compile the all-reduces in the "
+                f"tapes and optimizers of {owner}.{name}.",
                 stacklevel=6,
             )
         first_batch = functools.cache(data.first_batch)
@@ -334,7 +333,10 @@ class CustomSteps:
         with strategy.scope():
             step = CustomStep(model, known, strategy, training, first_batch, options)
         if step.full_batch_reason:
-            reason = f"{owner}.{name} cannot be computed in parts ({step.full_batch_reason})"
+            reason = (
+                f"{owner}.{name} cannot be computed on per-replica batches "
+                f"({step.full_batch_reason})"
+            )
             warnings.warn(full_batch_warning(reason), stacklevel=6)
         return step
 
@@ -346,6 +348,6 @@ def _overridden_step(model: keras.Model, training: bool) -> str | None:
 
 
 def _as_floats(logs: Logs) -> Logs:
-    """Turns scalars into Python floats; a metric of several numbers stays an array."""
+    """Converts scalars to Python floats. A metric with several values stays an array."""
     arrays = {name: np.asarray(value) for name, value in logs.items()}
     return {name: float(a) if a.ndim == 0 else a for name, a in arrays.items()}

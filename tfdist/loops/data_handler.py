@@ -1,6 +1,6 @@
-"""Turns data in any form that Keras accepts into global batches for the replicas.
+"""Converts data in any form that Keras accepts to global batches for the replicas.
 
-`DataHandler` has the data of one `fit`, `evaluate` or `predict`, `EpochDataHandlers` those of a
+`DataHandler` handles the data of one `fit`, `evaluate` or `predict`. `EpochDataHandlers` is for a
 `fit` whose batch size changes during training.
 """
 
@@ -21,16 +21,16 @@ from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import without_optionals
 from tfdist.upstream import input_data
 
-_EMPTY = "The data hold no batch: check the data set, its filters and its shards."
+_EMPTY = "The data has no batches. Check the dataset, its filters and its shards."
 
 
 class DataHandler:
     """Global batches for one `fit`, `evaluate` or `predict`.
 
     Args:
-        strategy: Splits the batches.
+        strategy: The strategy, which splits the batches.
         training: Whether to warn of batches with fewer rows than replicas.
-        x: What `keras.Model.fit` takes, or a function of a `tf.distribute.InputContext` that
+        x: As in `keras.Model.fit`, or a function of a `tf.distribute.InputContext` that
             returns this worker's `tf.data.Dataset`.
         **options: As in `keras.Model.fit`: `y`, `sample_weight`, `batch_size` (global),
             `steps_per_epoch`, `shuffle`, `class_weight`.
@@ -41,14 +41,14 @@ class DataHandler:
         may_end: Whether the data may end before `num_batches`.
         own_rows: Whether each worker reads its own rows of the global batches.
         full_batches: Whether every replica gets full batches. Set it before the first epoch.
-        sizes: Batches of each worker's own data set, by rank; None if unknown, or if all workers
-            read the same data.
-        source: The data as given.
-        are_arrays: Whether the data are arrays in memory.
+        sizes: Number of batches of each worker's dataset, by rank; None if unknown, or if all
+            workers read the same data.
+        source: The data as passed.
+        are_arrays: Whether the data consists of arrays in memory.
 
     Raises:
-        DataError: There are no data, or workers have different numbers of batches and
-            `uneven_data` is `"refuse"`.
+        DataError: There is no data, or workers have different numbers of batches and `uneven_data`
+            is `"refuse"`.
     """
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
@@ -70,8 +70,8 @@ class DataHandler:
             self._dataset = self._order.dataset
         except (ValueError, TypeError) as error:
             raise DataError(
-                f"The data cannot be read: {error}\nPass what keras.Model.fit takes, or a function "
-                "of a tf.distribute.InputContext that returns a batched tf.data.Dataset."
+                f"Cannot read the data: {error}\nPass data that keras.Model.fit accepts, or a "
+                "function of a tf.distribute.InputContext that returns a batched tf.data.Dataset."
             ) from error
         self.batch_size = self._adapter.batch_size
         self.are_arrays = input_data.are_arrays(self._adapter)
@@ -86,24 +86,25 @@ class DataHandler:
         self.full_batches = False
         self._strategy = strategy
         self._iterator: Iterator[Any] | None = None
-        # Number of the current pass over the data, and the batches taken from it before the epoch
-        # that takes more of them now, if one does.
+        # Number of the current pass over the data, and the number of batches that were taken from
+        # it before the current epoch.
         self._pass, self._taken, self._in_epoch = -1, 0, False
-        # Unused passes, begun without taking a batch: before the current epoch, and at its end.
+        # Number of passes that were started without taking a batch: before this epoch, and at its
+        # end.
         self._training, self._unused, self._unused_at_end = training, 0, 0
         self._resume_from: dict[str, Any] | None = None
         weakref.finalize(self, input_data.stop_workers, self._adapter)
 
     def _sizes_of_all(self, strategy: Strategy) -> list[int] | None:
-        """Returns the known sizes of the workers' own data sets; called on all workers."""
+        """Returns the known sizes of the workers' datasets. All workers must call it."""
         if not self.own_rows:
             return None
-        own = self._adapter.num_batches
-        sizes = strategy.gather([-1 if own is None else own])[:, 0].astype(int).tolist()
+        size = self._adapter.num_batches
+        sizes = strategy.gather([-1 if size is None else size])[:, 0].astype(int).tolist()
         return sizes if min(sizes) >= 0 else None
 
     def _num_batches_of_all(self, uneven_data: UnevenData) -> int | None:
-        """Returns the batches of an epoch, of the shortest or the longest of several data sets."""
+        """Returns the number of batches per epoch, from the shortest or longest dataset."""
         if not self.own_rows:
             return self._adapter.num_batches
         if self.sizes is None:
@@ -123,7 +124,7 @@ class DataHandler:
         return self._strategy.distribute(dataset, self.own_rows, self.full_batches)
 
     def first_batch(self) -> Any:
-        """Returns the first global batch; a generator will still return it as the first one."""
+        """Returns the first global batch, without consuming it."""
         if (known := input_data.first_batch(self._adapter)) is not None:
             return known
         if (batch := self._order.first_batch()) is None:
@@ -138,10 +139,10 @@ class DataHandler:
             self._resume_from = None
 
     def begin_epoch(self, step: int = 0) -> Iterator[Any]:
-        """Returns the iterator of an epoch: a new one, or the last one with `steps_per_epoch`.
+        """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the previous one.
 
         Args:
-            step: Step of the epoch to begin with; not 0 after a `restore` within an epoch.
+            step: First step of the epoch; not 0 after a `restore` within an epoch.
         """
         input_data.begin_epoch(self._adapter)
         self._in_epoch = True
@@ -149,8 +150,8 @@ class DataHandler:
         saved, self._resume_from = self._resume_from, None
         if saved and saved["within pass"]:
             self._pass, self._taken = saved["pass"], saved["batch"] - step
-            place = self._pass, saved["batch"], saved["iterator"]
-            self._iterator = self._order.begin(self._distribute, *place)
+            position = self._pass, saved["batch"], saved["iterator"]
+            self._iterator = self._order.begin(self._distribute, *position)
         elif self._iterator is None or self._steps_per_epoch is None:
             self._pass, self._taken = self._pass + 1, 0
             self._iterator = self._order.begin(self._distribute, self._pass)
@@ -160,8 +161,7 @@ class DataHandler:
         """Returns the resume position in the data, in global batches.
 
         Args:
-            step: Steps made in the running epoch, or in the epoch that an evaluation interrupts; 0
-                between epochs.
+            step: Number of completed steps of the current epoch; 0 between epochs.
         """
         within_pass = step > 0 or (self._iterator is not None and self._steps_per_epoch is not None)
         taken = self._taken + (step if self._in_epoch else 0)
@@ -169,12 +169,17 @@ class DataHandler:
         state = None
         if within_pass and self._strategy.num_workers == 1:
             state = self._order.state_of(self._iterator)
-        place = {"pass": self._pass, "batch": batch, "within pass": within_pass, "iterator": state}
+        position = {
+            "pass": self._pass,
+            "batch": batch,
+            "within pass": within_pass,
+            "iterator": state,
+        }
         unused = self._unused + (self._unused_at_end if step == 0 else 0)
-        return {**place, "unused passes": unused, "order": self._order.state()}
+        return {**position, "unused passes": unused, "order": self._order.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from the `state` of another handler of the same data."""
+        """Restores the `state` of another handler of the same data."""
         # Checkpoints of earlier versions have other names for two of the values.
         within_pass = state.get("within pass", state.get("goes on", False))
         self._unused = state.get("unused passes", state.get("in vain", 0))
@@ -192,10 +197,10 @@ class DataHandler:
         """Returns how many of the `requested` steps an epoch has left after `num_done` steps.
 
         Args:
-            num_done: Steps made in the epoch.
-            requested: Steps of the next call.
-            at_once: The number of steps is rounded up to a multiple of it, if there are enough
-                data; see `StepsPerCall.at_once`.
+            num_done: Number of completed steps of the epoch.
+            requested: Number of steps of the next call.
+            at_once: The number of steps is rounded up to a multiple of it, if there is enough data;
+                see `StepsPerCall.at_once`.
         """
         left = requested
         if self.num_batches is not None:
@@ -203,19 +208,19 @@ class DataHandler:
         return left if self._size is None else min(left, self._size - self._taken - num_done)
 
     def end_epoch(self, num_done: int, exhausted: bool, stopped: bool = False) -> None:
-        """Notes how many batches an epoch took, and whether the data ended in it.
+        """Records how many batches an epoch took, and whether the data ended.
 
-        If the data ended and their size is known, Keras's `fit` begins the next pass at once. An
-        epoch that takes the remainder of a pass continues with that pass; every other epoch begins
-        its own.
+        If the data ended and its size is known, Keras's `fit` starts the next pass immediately.
+        After the remainder of a pass, an epoch continues with the next pass; every other epoch
+        starts a new pass.
 
         Args:
-            num_done: Batches that the epoch took.
+            num_done: Number of batches of the epoch.
             exhausted: Whether the data ended before the epoch did.
             stopped: Whether a callback ended the epoch.
 
         Raises:
-            DataError: The data held no batch.
+            DataError: The data has no batches.
         """
         self._taken, self._in_epoch = self._taken + num_done, False
         if self._taken == 0 and (exhausted or self.num_batches == 0):
@@ -223,8 +228,8 @@ class DataHandler:
         is_end = exhausted or (self._size is not None and self._taken >= self._size)
         if is_end and self._steps_per_epoch and num_done < self._steps_per_epoch:
             warnings.warn(
-                f"The data ended after {num_done} of {self._steps_per_epoch} steps of this epoch: "
-                "use .repeat() on the data set, or a smaller steps_per_epoch.",
+                f"The data ended after {num_done} of {self._steps_per_epoch} steps of this epoch. "
+                "Use .repeat() on the dataset, or a smaller steps_per_epoch.",
                 stacklevel=3,
             )
         if is_end:
@@ -241,38 +246,38 @@ class DataHandler:
 def uneven_message(counts: Sequence[int]) -> str:
     """Returns the error about workers with different numbers of batches."""
     return (
-        f"The workers brought {', '.join(map(str, counts))} batches, by rank, and uneven_data is "
-        "'refuse'. Give every worker as many batches, or choose 'stop' (at the end of the first "
-        "worker's data) or 'pad' (the others continue)."
+        f"The workers have {', '.join(map(str, counts))} batches, by rank, and uneven_data is "
+        "'refuse'. Provide the same number of batches on every worker, or use 'stop' (end the "
+        "epoch with the first worker's data) or 'pad' (the other workers continue)."
     )
 
 
 def check_batch_size(batch_size: int, strategy: Strategy) -> None:
-    """Warns of a global batch with fewer rows than replicas, some of which get none."""
+    """Warns if a global batch has fewer rows than there are replicas."""
     if batch_size < strategy.num_replicas:
-        units, cure = strategy.shares_are
+        units, remedy = strategy.shares_are
         warnings.warn(
-            f"A global batch of {batch_size} rows has fewer rows than {strategy.num_replicas} "
-            f"{units}: the others are idle. The results match one device, but for speed use "
-            f"batch_size={strategy.num_replicas} or more, or fewer {cure}.",
+            f"A global batch of {batch_size} rows is smaller than the number of {units} "
+            f"({strategy.num_replicas}), so some are idle. The results match one device, but for "
+            f"speed use batch_size={strategy.num_replicas} or more, or fewer {remedy}.",
             stacklevel=3,
         )
 
 
-#: Rows of a global batch, by the epoch (from 0) from which on they apply.
+#: Global batch sizes, by the first epoch (from 0) that uses them.
 BatchSizes = Mapping[int, int]
 
 
 class EpochDataHandlers:
     """A `DataHandler` for each batch size of a `fit`, over the same data.
 
-    Training with several batch sizes gives the results of several calls of `fit`, each with its
-    batch size and `initial_epoch`. A `tf.data.Dataset` is rebatched, and otherwise read, mapped and
-    shuffled as it is. Increasing the batch size follows Smith et al. 2018, "Don't Decay the
-    Learning Rate, Increase the Batch Size".
+    Training with several batch sizes gives the same results as several calls of `fit`, each with
+    its batch size and `initial_epoch`. A `tf.data.Dataset` is rebatched, and otherwise not changed.
+    For increasing batch sizes, see Smith et al. 2018, "Don't Decay the Learning Rate, Increase the
+    Batch Size".
 
     Args:
-        strategy: Splits the batches.
+        strategy: The strategy, which splits the batches.
         x: Arrays or a `tf.data.Dataset` of batches.
         batch_sizes: A number, None, or sizes by epoch.
         **options: As in `DataHandler`.
@@ -282,7 +287,7 @@ class EpochDataHandlers:
 
     Raises:
         ConfigurationError: The sizes are invalid, or combined with `steps_per_epoch`.
-        DataError: The data cannot be rebatched, or as in `DataHandler`.
+        DataError: The data cannot be rebatched, and as in `DataHandler`.
     """
 
     def __init__(
@@ -312,7 +317,7 @@ class EpochDataHandlers:
 def _by_batch_size(
     strategy: Strategy, x: Any, options: Mapping[str, Any]
 ) -> Callable[[int], DataHandler]:
-    """Returns a function that makes the data handler of a batch size."""
+    """Returns a function that creates the data handler of a batch size."""
     if isinstance(x, tf.data.Dataset):
         return lambda size: DataHandler(strategy, x.rebatch(size), **options)
     if callable(x) or not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
@@ -324,15 +329,20 @@ def _by_batch_size(
 
 
 def _check(batch_sizes: BatchSizes, steps_per_epoch: int | None) -> None:
-    fits = all(isinstance(n, int) for pair in batch_sizes.items() for n in pair)
-    if not fits or 0 not in batch_sizes or min(batch_sizes) < 0 or min(batch_sizes.values()) < 1:
+    are_ints = all(isinstance(n, int) for pair in batch_sizes.items() for n in pair)
+    if (
+        not are_ints
+        or 0 not in batch_sizes
+        or min(batch_sizes) < 0
+        or min(batch_sizes.values()) < 1
+    ):
         raise ConfigurationError(
-            f"batch_size={dict(batch_sizes)}: expected sizes of at least 1 by epoch, with a size "
-            "for epoch 0, like {0: 32, 5: 64}."
+            f"batch_size={dict(batch_sizes)}: expected sizes of at least 1 by first epoch, with a "
+            "size for epoch 0, like {0: 32, 5: 64}."
         )
     if steps_per_epoch is not None:
         raise ConfigurationError(
-            "batch_size by epoch needs epochs that are passes over the data: omit steps_per_epoch."
+            "batch_size by epoch cannot be combined with steps_per_epoch. Remove one of them."
         )
 
 
@@ -345,7 +355,7 @@ def limited_steps_per_epoch(steps: int | None) -> int | None:
     """Returns a number of steps, at most `keras.config.max_steps_per_epoch()`.
 
     Args:
-        steps: None for as many as the data have.
+        steps: The number; None for all data.
     """
     return _limited("steps_per_epoch", steps, keras.config.max_steps_per_epoch())
 

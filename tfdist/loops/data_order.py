@@ -1,9 +1,9 @@
-"""The order of data, pass after pass, and how to begin at any batch of any pass.
+"""The order of data in each pass, and how to resume at any batch of any pass.
 
-A pass is one iterator: a shuffled `tf.data.Dataset` has another order in each. `DataOrder` knows
-nothing about its data. It begins as many passes as Keras's `fit` does, and in the same places, even
-if some stay unused; to resume within a pass, it begins the passes before it and drops batches.
-Arrays and `pipelines` data sets know the number of a pass and can begin at any batch directly.
+A pass is one iterator. A shuffled `tf.data.Dataset` has a different order in each pass. `DataOrder`
+is for data of which nothing else is known. It starts the same passes at the same time as Keras's
+`fit`, even if some are not used. To resume within a pass, it starts all passes before it and skips
+batches. Arrays and `pipelines` datasets can start directly at any batch of any pass.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tfdist.errors import DataError
 from tfdist.upstream import input_data
 from tfdist.upstream.input_data import Shuffle
 
-#: Splits a data set of batches over the replicas.
+#: Distributes a dataset of batches over the replicas.
 Distribute = Callable[[tf.data.Dataset], Any]
 
 
 class DataOrder:
-    """The order of data that can be passed over again, of which nothing else is known.
+    """The order of data that can be iterated repeatedly, of which nothing else is known.
 
     Args:
         adapter: Keras's adapter that reads the data.
@@ -34,23 +34,23 @@ class DataOrder:
         self._dataset: Any = None
         self._distributed: Any = None
         self._first: Any = None
-        # The iterator that the first batch was taken from; the next pass continues with it.
-        self._looked_at: Iterator[Any] | None = None
+        # The iterator that `first_batch` has used. The next pass continues with it.
+        self._peeked: Iterator[Any] | None = None
         self._ahead: Iterator[Any] | None = None
 
     @property
     def dataset(self) -> tf.data.Dataset:
-        """The data set of global batches."""
+        """The dataset of global batches."""
         if self._dataset is None:
             self._dataset = self._adapter.get_tf_dataset()
         return self._dataset
 
     def first_batch(self) -> Any:
-        """Returns the first batch, or None. The next pass still begins with it."""
+        """Returns the first batch, or None. The next pass still starts with it."""
         if self._first is None:
             iterator = iter(self.dataset)
             self._first = next(iterator, None)
-            self._looked_at = None if self._first is None else iterator
+            self._peeked = None if self._first is None else iterator
         return self._first
 
     def begin(
@@ -59,17 +59,17 @@ class DataOrder:
         """Returns an iterator over distributed batches.
 
         Args:
-            distribute: Distributes a data set over the replicas.
+            distribute: Distributes a dataset over the replicas.
             number: Number of the pass, from 0.
             batch: Number of the first batch to return.
             state: The state of an iterator at this batch, from `state_of`, if there is one.
 
         Raises:
-            DataError: There are fewer batches than that.
+            DataError: The pass has fewer batches.
         """
-        del number  # the data set counts its passes itself
+        del number  # the dataset counts its passes
         if state is not None and state["kind"] == _kind(self._all(distribute)):
-            self._looked_at = None
+            self._peeked = None
             iterator = iter(self._all(distribute))
             input_data.set_iterator_state(iterator, state["state"])
             return iterator
@@ -83,30 +83,30 @@ class DataOrder:
         return iterator
 
     def begin_ahead(self, distribute: Distribute) -> None:
-        """Begins the next pass now: other code may pass over the same data before it is used."""
+        """Starts the next pass now, because other code may iterate the data before its use."""
         self._ahead = self._next_pass(distribute)
 
     def begin_unused(self) -> None:
-        """Begins a pass that is not used."""
-        if self._looked_at is not None:
-            self._looked_at = None
+        """Starts a pass that is not used."""
+        if self._peeked is not None:
+            self._peeked = None
         else:
             iter(self.dataset)
 
     def skip_pass(self) -> None:
-        """Skips a pass, because a shuffle has another order in each."""
-        if self._looked_at is not None:
-            self._looked_at = None
+        """Skips a pass, so that a shuffle continues with the order of the next pass."""
+        if self._peeked is not None:
+            self._peeked = None
             return
         begun = iter(self.dataset)
         if not input_data.has_iterator_state(self.dataset):
-            next(begun, None)  # a Python generator counts a pass at its first batch
+            next(begun, None)  # a Python generator starts at its first batch
 
     def state_of(self, iterator: Any) -> Any:
         """Returns the state of an iterator over distributed batches, or None if it has none.
 
-        Only data without an end have one. If a data set has read ahead to the end of a pass, its
-        state does not hold the shuffle, and the next pass would have another order.
+        Only endless data has one. If a finite dataset has prefetched to the end of a pass, its
+        state does not contain the shuffle, and the next pass would have a different order.
         """
         if not is_endless(self.dataset):
             return None
@@ -114,7 +114,7 @@ class DataOrder:
         return None if found is None else {"kind": _kind(self._distributed), "state": found}
 
     def state(self) -> dict[str, Any]:
-        """Returns what determines the order besides the number of a pass, as JSON values."""
+        """Returns the state that determines the order of a pass of given number, as JSON values."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -126,15 +126,15 @@ class DataOrder:
         return self._distributed
 
     def _next_pass(self, distribute: Distribute) -> Iterator[Any]:
-        if self._looked_at is None:
+        if self._peeked is None:
             return iter(self._all(distribute))
         first = tf.data.Dataset.from_tensors(self._first)
-        all_batches, self._looked_at = first.concatenate(_remainder(self._looked_at)), None
+        all_batches, self._peeked = first.concatenate(_remainder(self._peeked)), None
         return iter(distribute(all_batches))
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a data set is known to have no end."""
+    """Returns whether a dataset is known to be endless."""
     return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
 
 
@@ -149,12 +149,12 @@ def _remainder(iterator: Any) -> tf.data.Dataset:
 
 
 def _kind(distributed: Any) -> str:
-    """Returns what has to be the same for the state of an iterator to be valid."""
+    """Returns a description that must be equal for the state of an iterator to be valid."""
     return f"TensorFlow {tf.version.VERSION}, {distributed.element_spec}"
 
 
 class NumberedOrder(DataOrder):
-    """Data whose passes know their number, so that no pass depends on those before it."""
+    """Data whose passes do not depend on previous passes, but only on the number of the pass."""
 
     def begin_ahead(self, distribute: Distribute) -> None:
         pass
@@ -172,8 +172,8 @@ class NumberedOrder(DataOrder):
 class ShuffledArrays(NumberedOrder):
     """Arrays, whose order follows from a seed and the number of the pass.
 
-    With `keras.utils.set_random_seed`, the order is Keras's for that seed, the same in all passes.
-    Without it, a seed is drawn, and each pass has another order.
+    With `keras.utils.set_random_seed`, the order is the same as in Keras for that seed, and in all
+    passes. Without it, a random seed is used, and each pass has a different order.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -206,7 +206,7 @@ class ShuffledArrays(NumberedOrder):
 
 
 class PipelineOrder(NumberedOrder):
-    """Data sets of `pipelines.read` and `mix`, which can begin at any batch of any pass.
+    """Datasets of `pipelines.read` and `mix`, which can start at any batch of any pass.
 
     As in Keras's `fit`, an iterator from which no batch is taken does not count as a pass.
     """
@@ -246,7 +246,7 @@ def order_of(x: Any, adapter: Any, adapter_of: Callable[[Any], Any]) -> DataOrde
     Args:
         x: The data.
         adapter: Keras's adapter that reads them.
-        adapter_of: Returns an adapter for another data set with the same options.
+        adapter_of: Returns an adapter for another dataset with the same options.
     """
     if (restart := pipelines.restart_of(x)) is not None:
         return PipelineOrder(adapter, restart, adapter_of)
@@ -254,7 +254,7 @@ def order_of(x: Any, adapter: Any, adapter_of: Callable[[Any], Any]) -> DataOrde
 
 
 def resume_method(dataset: tf.data.Dataset) -> str:
-    """Returns how a data set resumes within a pass, for the start-up table."""
+    """Describes how a dataset resumes within a pass, for the start-up table."""
     if pipelines.restart_of(dataset) is not None:
         return "at the position in the records"
     if is_endless(dataset) and input_data.has_iterator_state(dataset):

@@ -1,6 +1,6 @@
 """One pass over the data: the loop that training, evaluation and prediction share.
 
-A call of the inner loop makes several steps. After each call, observers are notified (callbacks,
+A call of the inner loop runs several steps. After each call, observers are notified (callbacks,
 watchdog, checkpoints, throughput), and all workers agree whether to continue.
 """
 
@@ -35,11 +35,11 @@ STOP: dict[Loop, str] = {
 
 
 class Call(NamedTuple):
-    """A call of the inner loop that made at least one step.
+    """A call of the inner loop that ran at least one step.
 
     Attributes:
         last_step: Number of its last step in the epoch, from 0.
-        result: What the call did.
+        result: The result of the call.
         seconds: Duration of the call.
         logs: Logs after the last step.
     """
@@ -63,38 +63,38 @@ class Observer:
         """Called after a call."""
 
     def max_steps(self) -> int | None:
-        """Returns the most steps that the next call may make, the same on every worker."""
+        """Returns the maximum number of steps of the next call, the same on every worker."""
         return None
 
     def columns(self, result: LoopResult) -> list[float]:
-        """Returns numbers for the exchange between workers that follows each call.
+        """Returns numbers to all-gather after each call.
 
-        All workers return as many.
+        All workers return the same number of values.
 
         Args:
-            result: What the call did; possibly no step.
+            result: The result of the call, possibly without steps.
         """
         return []
 
     def compare(self, rows: np.ndarray) -> None:
-        """Called after that exchange with the `columns` of all workers, a row for each."""
+        """Called with the all-gathered `columns`: one row per worker."""
 
     def interrupted(self) -> None:
-        """Called if the workers stop after the last call, once all observers saw that call."""
+        """Called if the workers stop after the last call, after `end_call` of all observers."""
 
     def wants_to_stop(self) -> bool:
-        """Returns whether the epoch ends after the last call; all observers saw that call."""
+        """Returns whether to end the epoch after the last call; called after all `end_call`s."""
         return False
 
 
 class KerasCallbacks(Observer):
-    """Keras callbacks. They see each call as one batch, its last one, and may stop the loop.
+    """Notifies Keras callbacks of each call as one batch, its last one. They may stop the loop.
 
     Args:
         loop: Keras's name of the loop.
         callbacks: The callbacks.
         model: The model that they may stop.
-        watching: Returns a context that notes how callbacks change the model.
+        watching: Returns a context that records how callbacks change the model.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class CopySync(Observer):
     """Re-synchronizes the replicas after user code, callbacks included, changed the model.
 
     Args:
-        functions: Re-synchronizes; costs time if there are several copies of the variables.
-        after_batches: Whether to do so before each call, and not only before the first.
+        functions: The compiled functions, which re-synchronize the replicas.
+        after_batches: Whether to synchronize before each call, and not only before the first.
     """
 
     def __init__(self, functions: CompiledFunctions, after_batches: bool) -> None:
@@ -136,14 +136,14 @@ class CopySync(Observer):
         self._calls = 0
 
     def watching(self) -> AbstractContextManager[None]:
-        """Returns a context that notes which variables the callbacks of a batch may change."""
+        """Returns a context that records which variables the callbacks of a batch change."""
         return nullcontext() if self._frequent is None else self._frequent.watching()
 
     def begin_call(self, step: int) -> None:
         if self._frequent is not None:
             self._frequent.sync_changed()
         elif self._calls == 0 or self._after_batches:
-            # Also after the first call, whose callbacks ran before `watching` noted anything.
+            # Also after the first call, whose callbacks ran before anything was recorded.
             self._functions.sync_copies()
             if self._calls:
                 self._frequent = self._functions.frequent_sync()
@@ -156,7 +156,7 @@ class WatchdogMark(Observer):
     Args:
         watchdog: The watchdog.
         of: What the steps belong to, as in "step 3 of epoch 1".
-        suffix: What else is done at that point.
+        suffix: What else is completed at that point.
     """
 
     def __init__(self, watchdog: Watchdog, of: str, suffix: str = "") -> None:
@@ -167,9 +167,9 @@ class WatchdogMark(Observer):
 
 
 class Throughput(Observer):
-    """Throughput of the running epoch, for progress bars and logs.
+    """Throughput of the current epoch, for progress bars and logs.
 
-    The first call of all compiles the step, and does not count for rates and times.
+    The first call compiles the step, and is not included in rates and times.
 
     Attributes:
         examples_per_second: Rows of global batches per second.
@@ -211,15 +211,15 @@ class Throughput(Observer):
 
 @dataclass(frozen=True)
 class OuterLoop:
-    """What the loops of one trainer have in common.
+    """The objects that all loops of one trainer share.
 
     Attributes:
         model: A model that was created in the strategy's scope.
-        strategy: The workers agree through it.
+        strategy: The strategy.
         functions: The model's compiled functions.
-        watchdog: Is notified of every call.
+        watchdog: The watchdog, which is notified of every call.
         steps_per_call: As in `Trainer`.
-        cache: Steps per call of earlier passes.
+        cache: Number of steps per call in earlier passes.
     """
 
     model: keras.Model
@@ -232,14 +232,14 @@ class OuterLoop:
     def per_call(
         self, loop: Loop, callbacks: keras.callbacks.CallbackList, data: DataHandler
     ) -> StepsPerCall:
-        """Returns what chooses the number of steps per call; called on all workers together.
+        """Returns the object that chooses the number of steps per call. All workers must call it.
 
         Args:
             loop: Keras's name of the loop.
             callbacks: The callbacks of the loop.
-            data: The data that it passes over.
+            data: The data of the loop.
         """
-        # Rank 0 decides: workers may disagree about which data are the same objects as before.
+        # Rank 0 decides, because the data may be the same object as before only on some workers.
         known = int(self.strategy.gather([self.cache.known(loop, data)])[0, 0])
         note = functools.partial(self.cache.note, loop, data)
         options = self.steps_per_call, self.model, callbacks.callbacks, loop
@@ -258,7 +258,7 @@ class OuterLoop:
         Args:
             loop: Keras's name of the loop.
             callbacks: The callbacks of the loop.
-            of: What the watchdog calls this pass over the data.
+            of: Description of this pass over the data, for the watchdog.
             before: Observers that are notified before the callbacks.
             after: Observers that are notified after them.
         """
@@ -284,26 +284,26 @@ def run(
     observers: Sequence[Observer],
     begin: tuple[int, Logs] = (0, {}),
 ) -> Logs:
-    """Makes the steps of an epoch, the same on every worker.
+    """Runs the steps of an epoch, the same number on every worker.
 
-    After each call, each of n workers receives a row of about ten numbers from each worker: O(n).
+    After each call, each of n workers receives about ten numbers from each worker: O(n).
 
     Args:
         steps: The inner loop.
         data: The data.
         per_call: Chooses the number of steps per call.
-        strategy: The workers agree through it.
+        strategy: The strategy.
         observers: Notified of each call, in this order; any of them may stop the epoch.
-        begin: Number of steps of the epoch that were made before, and the logs after them.
+        begin: Number of completed steps of the epoch, and the logs after them.
 
     Returns:
         The logs after the last step.
 
     Raises:
-        DataError: The workers got different batches, or there are no data.
-        ClusterError: The workers differ otherwise; see `rank_checks`.
+        DataError: The workers got different batches, or there is no data.
+        ClusterError: The workers differ in another way; see `rank_checks`.
         KeyboardInterrupt: One worker was interrupted; raised on all workers after the same step.
-            `Preempted` if a scheduler wants the machine back, `TimeIsUp` if time is up.
+            `Preempted` if a scheduler preempts the run, `TimeIsUp` if the time limit has passed.
     """
     for observer in observers:
         observer.begin_epoch(data)
@@ -325,12 +325,12 @@ def run(
             for observer in observers:
                 observer.end_call(Call(last, result, seconds, logs))
             stopped = any(observer.wants_to_stop() for observer in observers)
-        # One worker's clock, callbacks, and signals decide for all: none may continue alone.
-        own = [per_call.num_steps, stopped, result.checksum, interrupts.pending()]
+        # The clock of rank 0, and callbacks and signals of any worker, decide for all workers.
+        state = [per_call.num_steps, stopped, result.checksum, interrupts.pending()]
         columns = [observer.columns(result) for observer in observers]
-        all_workers = strategy.gather([*own, *itertools.chain.from_iterable(columns)])
+        all_workers = strategy.gather([*state, *itertools.chain.from_iterable(columns)])
         _check_same_batches(all_workers[:, 2], step)
-        first = len(own)
+        first = len(state)
         for observer, numbers in zip(observers, columns, strict=True):
             if numbers:
                 observer.compare(all_workers[:, first : first + len(numbers)])
@@ -350,20 +350,20 @@ def _num_steps(
 ) -> int:
     """Returns the number of steps of the next call; 0 if none is left."""
     bounds = [observer.max_steps() for observer in observers]
-    most = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])
-    return data.num_left(num_done, most, per_call.at_once)
+    requested = min([per_call.num_steps, *(bound for bound in bounds if bound is not None)])
+    return data.num_left(num_done, requested, per_call.at_once)
 
 
 def _check_same_batches(checksums: np.ndarray, step: int) -> None:
     """Checks that all workers got the same global batches.
 
     Raises:
-        DataError: They did not.
+        DataError: The batches differ.
     """
     others = np.flatnonzero(checksums != checksums[0])
     if len(others):
         raise DataError(
             f"Up to step {step}, rank {others[0]} got different batches from rank 0, so rows were "
-            "lost or used twice. Seed what shuffles the data (keras.utils.set_random_seed before "
-            "creating them), or pass a function of a tf.distribute.InputContext."
+            "skipped or used twice. Seed the shuffling (keras.utils.set_random_seed before you "
+            "create the data), or pass a function of a tf.distribute.InputContext."
         )

@@ -1,4 +1,4 @@
-"""The report of what will not match single-device results."""
+"""Reports options and layers that will not match single-device results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfdist.upstream.keras_model import drawing_layers
 
 
 class ExactnessReport:
-    """Reports once what of a trainer's results will not match one device.
+    """Reports, once, why a trainer's results will not match single-device training.
 
     Args:
         model: The trained model.
         strategy: Runs the replicas.
         options: The options of the trainer's steps.
-        is_rebuilt: Whether the model was rebuilt from one that the user still holds.
+        is_rebuilt: Whether the model was rebuilt from one that the user passed.
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class ExactnessReport:
             return
         self._is_reported = True
         if self._is_rebuilt:
-            tables.text("trainer.model is trained; the model that you passed does not change")
+            tables.text(
+                "The trainer trains trainer.model. The model that you passed is not changed."
+            )
         if not data.full_batches and (text := self._text()):
             tables.text(f"not exact: {text}")
 
@@ -60,5 +62,5 @@ class ExactnessReport:
                 use = "sync_batch_norm" + (" without accumulate" if options.accumulate > 1 else "")
                 reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
             if options.replica_random and drawing_layers(self._model):
-                reasons["random layers"] = "each replica draws its own numbers"
+                reasons["random layers"] = "each replica uses different random numbers"
         return "; ".join(f"{name}: {why}" for name, why in reasons.items())

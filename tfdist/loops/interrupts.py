@@ -1,11 +1,11 @@
-"""Stops a run on request: Ctrl-C, a scheduler that needs the machine back, or a time limit.
+"""Stops a run on Ctrl-C, on preemption by a scheduler, or after a time limit.
 
-A worker that stopped at once would leave the others waiting in an all-reduce, and a state in the
-middle of a step cannot be resumed from. So signal handlers only take a note, and the workers agree
-on it after each call of the inner loop.
+If a worker stopped immediately, the others would wait in an all-reduce, and the state within a step
+cannot be saved. Therefore signal handlers only record the request, and the workers stop together
+after a call of the inner loop.
 
 Kubernetes and Slurm send SIGTERM before they kill a process; Slurm's `--signal=USR1@120` sends
-SIGUSR1 some time ahead.
+SIGUSR1 some time before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tfdist.errors import Preempted
 
 _TIME_IS_UP, _INTERRUPTED, _PREEMPTED = 1, 2, 3
 _PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
-_HINT = b"\nCtrl-C: stopping after this step. Press again to stop at once.\n"
+_HINT = b"\nCtrl-C: stopping after this step. Press Ctrl-C again to stop immediately.\n"
 
 _pending = 0
 _holding = False
@@ -37,7 +37,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 
 def pending() -> int:
-    """Returns the request to stop that this worker noted, for `stop`; 0 for none."""
+    """Returns the recorded request to stop, for `stop`; 0 if there is none."""
     return _pending or (_TIME_IS_UP if time.monotonic() >= _deadline else 0)
 
 
@@ -66,16 +66,16 @@ def deadline(seconds: float | None) -> Iterator[None]:
 
 
 @contextmanager
-def held_back(agreed: Callable[[int], int] = int) -> Iterator[None]:
-    """Delays signals within the block: they are only noted, but a second SIGINT raises at once.
+def deferred(agreed: Callable[[int], int] = int) -> Iterator[None]:
+    """Records signals within the block instead of raising. A second SIGINT raises immediately.
 
     Signal handlers that the user's code has set are kept.
 
     Args:
-        agreed: Returns the maximum over all workers of a number.
+        agreed: Returns the maximum of a number over all workers.
 
     Raises:
-        KeyboardInterrupt: At the end of the block, if a signal was noted that no loop has raised.
+        KeyboardInterrupt: At the end of the block, if a signal was recorded and no loop raised it.
             `Preempted` if it was SIGTERM or SIGUSR1.
     """
     global _pending, _holding, _raised
@@ -97,7 +97,7 @@ def held_back(agreed: Callable[[int], int] = int) -> Iterator[None]:
 
 @contextmanager
 def preemption_raises() -> Iterator[None]:
-    """Lets SIGTERM and SIGUSR1 raise `Preempted` once, within the block but outside `held_back`.
+    """Makes SIGTERM and SIGUSR1 raise `Preempted` once, within the block but outside `deferred`.
 
     Later signals are ignored, so that saving is not interrupted.
     """
@@ -117,7 +117,7 @@ def preemption_raises() -> Iterator[None]:
 
 
 def _replaced() -> dict[signal.Signals, Any]:
-    """Sets handlers that take a note, except where the user has one; returns the old handlers."""
+    """Sets recording handlers, unless the user has set others. Returns the previous handlers."""
     usual = {signal.SIGINT: signal.default_int_handler} | dict.fromkeys(_PREEMPTING, signal.SIG_DFL)
     before = {}
     for number, default in usual.items():

@@ -1,4 +1,4 @@
-"""Keras's three loops over one trainer: training, evaluation, and prediction."""
+"""The three loops of Keras: training, evaluation, and prediction."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfdist.upstream import keras_optimizers, keras_training
 
 
 class CheckpointHooks(Observer):
-    """The points at which a training run can save or restore; this class does nothing.
+    """The points at which a training run can save or restore. This base class does nothing.
 
     Attributes:
-        progress: Progress of the training.
+        progress: Progress of the run.
         before_save: Called on all workers together before a checkpoint is saved at a step.
-        may_save: Tells whether a checkpoint may be saved now, at a time that rank 0 chose.
+        may_save: Returns whether a checkpoint may be saved now, at a time that rank 0 chose.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class CheckpointHooks(Observer):
         self.may_save: Callable[[], bool] = lambda: True
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
-        """Finds a checkpoint to resume from, before callbacks are notified of anything.
+        """Finds a checkpoint to resume from, before any callback is called.
 
         Args:
             callbacks: The callbacks of this worker.
             epochs: Total number of epochs.
 
         Returns:
-            Whether there is one; `progress` then has its progress.
+            Whether there is one. If so, `progress` is set from it.
 
         Raises:
             ConfigurationError: The checkpoint cannot be used, or there must not be one.
@@ -52,10 +52,10 @@ class CheckpointHooks(Observer):
         return False
 
     def after_train_begin(self) -> None:
-        """Restores what callbacks changed or forgot in `on_train_begin`."""
+        """Restores state that callbacks changed or reset in `on_train_begin`."""
 
     def after_epoch_begin(self) -> tuple[int, Logs]:
-        """Returns the number of steps already made in this epoch, and the logs after them."""
+        """Returns the number of completed steps of this epoch, and the logs after them."""
         return 0, {}
 
     def evaluating(self) -> AbstractContextManager[None]:
@@ -66,9 +66,9 @@ class CheckpointHooks(Observer):
         """Called at the end of an epoch, after all callbacks, with `progress` updated."""
 
     def save_aside(self, name: str, call: Call) -> str:
-        """Saves the state after a call to a folder of its own, and returns its path.
+        """Saves the state after a call to a separate folder, and returns its path.
 
-        Nothing resumes from it unless the user asks for it. All workers call this together.
+        Runs resume from it only if the user requests it. All workers call this together.
         """
         del name, call
         return ""
@@ -78,15 +78,15 @@ class CheckpointHooks(Observer):
 
 
 class Training:
-    """The training loop of one trainer: epochs, each with an evaluation where one is due.
+    """The training loop of one trainer: epochs, with evaluations according to `validation_freq`.
 
     Args:
-        outer: What all loops of the trainer have in common.
+        outer: The objects that all loops of the trainer share.
         on_nan: What to do if the loss becomes NaN or infinite.
         rank_checks: Compares the workers.
 
     Attributes:
-        throughput: Throughput of the running epoch.
+        throughput: Throughput of the current epoch.
     """
 
     def __init__(self, outer: OuterLoop, on_nan: OnNan, rank_checks: RankChecks) -> None:
@@ -109,12 +109,12 @@ class Training:
 
         Args:
             handlers: The training data.
-            validate: Returns loss and metrics of an evaluation; None for no evaluation.
-            callbacks: Are called as in `keras.Model.fit`.
+            validate: Evaluates, and returns loss and metrics; None for no evaluation.
+            callbacks: The callbacks, called as in `keras.Model.fit`.
             epochs: The first epoch, which a callback may replace, and the one to stop before.
             validation_freq: The epochs with an evaluation, as in `keras.Model.fit`.
-            checkpoints: Saves the training, and may resume it from a checkpoint.
-            report: Called with the first data, once it is known how the model is computed.
+            checkpoints: Saves checkpoints, and resumes from them.
+            report: Called with the training data after the step was traced.
         """
         outer, model, rank_checks = self._outer, self._outer.model, self._rank_checks
         rank_checks.compare_configurations(
@@ -122,7 +122,7 @@ class Training:
         )
         data = handlers.of_epoch(epochs[0])
         per_call = outer.per_call("train", callbacks, data)
-        outer.functions.train(data)  # raises before anything begins if the model cannot be trained
+        outer.functions.train(data)  # raises an error now if the model cannot be trained
         if report:
             report(data)
         model.stop_training = False
@@ -158,7 +158,7 @@ class Training:
                     logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
             callbacks.on_epoch_end(number, logs)
             outer.watchdog.passed(f"the end of {name}")
-            _agree(model, outer.strategy)
+            _synchronize_decisions(model, outer.strategy)
             rank_checks.compare_variables()
             progress.epoch, progress.stopped = number + 1, model.stop_training
             checkpoints.end_epoch(logs)
@@ -176,12 +176,13 @@ class Training:
 
 
 def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.CallbackList) -> Logs:
-    """Returns loss and metrics over data, from their beginning.
+    """Returns loss and metrics over data, from its start.
 
     Args:
-        outer: What all loops of the trainer have in common.
+        outer: The objects that all loops of the trainer share.
         data: The data.
-        callbacks: Are called as in `keras.Model.evaluate`; may set `stop_evaluating`.
+        callbacks: The callbacks, called as in `keras.Model.evaluate`. They may set
+            `stop_evaluating`.
     """
     model = outer.model
     per_call = outer.per_call("test", callbacks, data)
@@ -200,9 +201,10 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
     """Returns the model's outputs for the rows of data, in order, as NumPy arrays.
 
     Args:
-        outer: What all loops of the trainer have in common.
+        outer: The objects that all loops of the trainer share.
         data: The data.
-        callbacks: Get every batch and its outputs; may set `stop_predicting`.
+        callbacks: The callbacks, called with the outputs of each batch. They may set
+            `stop_predicting`.
     """
     compute = outer.functions.predict(data)
     outputs: list[Any] = []
@@ -221,7 +223,7 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
     return keras_training.as_arrays(_concatenated(outputs))
 
 
-def _agree(model: keras.Model, strategy: Strategy) -> None:
+def _synchronize_decisions(model: keras.Model, strategy: Strategy) -> None:
     """Makes the decisions of callbacks the same on all workers.
 
     If one worker stops, all stop. Learning rates are those of rank 0. Each of n workers receives
@@ -229,11 +231,11 @@ def _agree(model: keras.Model, strategy: Strategy) -> None:
     """
     optimizers = keras_optimizers.optimizers_of(model)
     rates = [keras_optimizers.learning_rate_variable(optimizer) for optimizer in optimizers]
-    own = [0.0 if rate is None else float(np.asarray(rate.value)) for rate in rates]
-    all_workers = strategy.gather([model.stop_training, *own])
+    values = [0.0 if rate is None else float(np.asarray(rate.value)) for rate in rates]
+    all_workers = strategy.gather([model.stop_training, *values])
     model.stop_training = bool(all_workers[:, 0].any())
     for i, (optimizer, rate) in enumerate(zip(optimizers, rates, strict=True)):
-        if rate is not None and all_workers[0, i + 1] != own[i]:
+        if rate is not None and all_workers[0, i + 1] != values[i]:
             optimizer.learning_rate = all_workers[0, i + 1]
 
 
@@ -241,7 +243,7 @@ def _concatenated(outputs: list[Any]) -> Any:
     """Concatenates the outputs of several replicas and batches along the rows."""
 
     def join(*tensors: Any) -> Any:
-        filled = [tensor for tensor in tensors if tensor.shape[0] != 0] or [tensors[0]]
-        return keras_training.concatenated(filled)
+        nonempty = [tensor for tensor in tensors if tensor.shape[0] != 0] or [tensors[0]]
+        return keras_training.concatenated(nonempty)
 
     return keras.tree.map_structure(join, *outputs)

@@ -1,4 +1,4 @@
-"""Saving a model in a script that runs in several processes: rank 0 alone writes."""
+"""Saves a model in a script that runs in several processes. Only rank 0 writes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _METHODS = ("save", "save_weights", "export")
 def write_on_chief_only(model: keras.Model, strategy: Strategy) -> None:
     """Makes `model.save`, `save_weights` and `export` write nothing on ranks other than 0.
 
-    The same script runs on all ranks, and several processes that write one file damage it. The
-    methods do not wait for each other, because scripts also call them on rank 0 alone. A script
-    that needs a file of each rank calls `keras.Model.save(model, path)`.
+    The same script runs on all ranks, and several processes that write the same file damage it. The
+    methods do not wait for other ranks, because scripts may call them on rank 0 only. To write a
+    file on each rank, call `keras.Model.save(model, path)`.
     """
     if strategy.is_chief:
         return
@@ -36,7 +36,7 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
 
     Args:
         model: The model.
-        strategy: The strategy of the training.
+        strategy: The strategy.
         path: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
 
     Raises:
@@ -53,7 +53,7 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
             write(text, **({"verbose": False} if method == "export" else {}))
         except (OSError, ValueError, tf.errors.OpError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ConfigurationError(f"{text} cannot be written: {reason}") from error
+            raise ConfigurationError(f"Cannot write {text}: {reason}") from error
         return ""
 
     from_rank0(strategy.group, on_chief)
@@ -61,7 +61,7 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
 
 def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> None:
     print(
-        f"rank {rank}: model.{name}({os.fspath(path)!r}) writes on rank 0 only. Call "
+        f"rank {rank}: model.{name}({os.fspath(path)!r}) writes only on rank 0. Call "
         "trainer.save(path) on all ranks to wait for the file.",
         file=sys.stderr,
     )

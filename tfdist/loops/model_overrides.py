@@ -1,7 +1,7 @@
 """Honors overrides of `fit`, `evaluate` and `predict` in a model subclass.
 
-KerasHub's tasks preprocess strings in these methods, others add a callback. A trainer calls the
-override, as Keras's users do, and replaces the method of `keras.Model` that it calls by `super()`.
+KerasHub's tasks preprocess strings in these methods, and other models add callbacks. A trainer
+calls the override, and replaces the method of `keras.Model` that the override calls with `super()`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def honor_overrides(method: Method) -> Method:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if not overrides(self.model, name):
             return method(self, *args, **options)
-        of_keras = getattr(keras.Model, name)
+        keras_method = getattr(keras.Model, name)
 
-        def instead(model: keras.Model, *args: Any, **options: Any) -> Any:
+        def replacement(model: keras.Model, *args: Any, **options: Any) -> Any:
             if model is not self.model:
-                return of_keras(model, *args, **options)
-            with replaced(keras.Model, name, of_keras):  # callbacks see a plain model
+                return keras_method(model, *args, **options)
+            with replaced(keras.Model, name, keras_method):  # callbacks see a plain model
                 return method(self, *args, **options)
 
-        with replaced(keras.Model, name, instead):
+        with replaced(keras.Model, name, replacement):
             return getattr(self.model, name)(*args, **options)
 
     return cast(Method, call)

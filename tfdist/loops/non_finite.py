@@ -1,4 +1,4 @@
-"""What happens when the training loss becomes NaN or infinite."""
+"""Warns or stops when the training loss becomes NaN or infinite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.errors import ConfigurationError, NonFiniteError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer
 
-#: Warn once and continue; raise an error; or save the state apart from the checkpoints, and raise.
+#: Warn once and continue; raise an error; or save the state to a separate folder and raise.
 OnNan = Literal["warn", "stop", "checkpoint"]
 
 #: The folder of the states that `"checkpoint"` saves, in that of the checkpoints.
@@ -23,16 +23,17 @@ FOLDER = "non-finite"
 
 
 class NonFiniteLoss(Observer):
-    """Checks the loss after every call of the loop, where it is on the host anyway.
+    """Checks the loss after every call of the inner loop, when it is on the host anyway.
 
-    A non-finite loss in the very first call is always an error: the training has not begun well.
+    A non-finite loss in the first call is always an error.
 
     Args:
         model: The model that is trained.
         on_nan: What to do.
 
     Attributes:
-        save_aside: Saves the state after a call to a folder of a given name; for `"checkpoint"`.
+        save_aside: Saves the state after a call to a folder with the given name; for
+            `"checkpoint"`.
         place: The name of the epoch, for messages.
 
     Raises:
@@ -60,7 +61,7 @@ class NonFiniteLoss(Observer):
         if math.isfinite(loss):
             self._skipped_steps, self._has_warned = skipped, False
             return
-        # A step that the loss scale skipped leaves its loss in the epoch's mean, and no weight.
+        # A skipped step of loss scaling changes the epoch's mean loss, but not the weights.
         if self._model.stop_training or skipped > self._skipped_steps:
             return
         if is_first:
@@ -107,6 +108,6 @@ def _first_batch_message(data: DataHandler, loss: float) -> str:
     return f"The loss of the first batch is {loss}. " + (
         f"{bad} values of a batch are NaN or infinite: clean the data."
         if bad
-        else "Its data are finite, unless they were shuffled: lower the learning rate, "
+        else "The values of the first batch without shuffling are finite. Lower the learning rate, "
         "check the loss, or look for NaN in the data."
     )

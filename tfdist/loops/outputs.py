@@ -1,7 +1,7 @@
-"""The compiled functions that compute a model's outputs, and their exchange between workers.
+"""The compiled functions that compute a model's outputs, and their all-gather between workers.
 
-Each worker sends the outputs of its rows once per call. They are exchanged bitwise identical,
-whatever their type: numbers of every dtype, strings, ragged and sparse tensors.
+Each worker sends the outputs of its rows once per call. They are transferred bitwise identical for
+all types: numbers of every dtype, strings, ragged and sparse tensors.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tfdist.upstream.keras_variables import values_of
 
 
 class LocalOutputs(NamedTuple):
-    """What one worker has computed in some steps.
+    """The outputs of one worker in one call.
 
     Attributes:
         pieces: Structures of tensors, the same number per step, in the order of the rows.
         num_steps: Number of steps.
-        counts: If one piece holds all steps, the number of rows of each output in each step.
+        counts: If one piece contains all steps, the number of rows of each output in each step.
     """
 
     pieces: list[Any]
@@ -38,11 +38,11 @@ class LocalOutputs(NamedTuple):
     counts: np.ndarray | None = None
 
 
-#: Computes the outputs for up to a number of batches of an iterator; returns what was done, and the
-#: outputs in pieces that are in the order of the rows.
+#: Computes the outputs for up to a number of batches of an iterator. Returns the result of the
+#: loop, and the outputs in pieces, in the order of the rows.
 OutputsFn = Callable[[Iterator[Any], int], tuple[LoopResult, list[Any]]]
 
-#: The same for the rows of this process alone.
+#: The same, but only for the rows of this process.
 LocalFn = Callable[[Iterator[Any], int], tuple[LoopResult, LocalOutputs]]
 
 #: Outputs as arrays, or ragged or sparse tensors, in the order of a structure.
@@ -50,7 +50,7 @@ Leaves = list[Any]
 
 
 class Outputs:
-    """Traces the functions that compute outputs, in parts or in full-batch mode.
+    """Traces the functions that compute outputs, on per-replica batches or in full-batch mode.
 
     Args:
         model: A built model that was created in the strategy's scope.
@@ -59,14 +59,14 @@ class Outputs:
 
     def __init__(self, model: keras.Model, strategy: Strategy) -> None:
         self._model, self._strategy = model, strategy
-        self._of_one: dict[tuple[bool, bool], Any] = {}
-        self._of_many: dict[tuple[bool, bool], Any] = {}
+        self._single: dict[tuple[bool, bool], Any] = {}
+        self._multiple: dict[tuple[bool, bool], Any] = {}
         self._read: list[weakref.ref[tf.Variable]] = []
 
     @property
     def is_traced(self) -> bool:
-        """Whether there is any function yet."""
-        return bool(self._of_one)
+        """Whether any function has been traced."""
+        return bool(self._single)
 
     def function(self, data: DataHandler, full_batch: bool) -> OutputsFn:
         """Returns the function that computes the outputs for batches.
@@ -90,33 +90,33 @@ class Outputs:
         return predict
 
     def _forget_stale(self) -> None:
-        """Forgets functions that read variables which are no longer the model's.
+        """Discards functions that read variables which the model no longer has.
 
-        A training that begins after a prediction may shard, move, or gather them. The functions
-        do not keep them alive.
+        Training after a prediction may shard, move or gather the variables. The functions do not
+        keep them alive.
         """
         values = [value for variable in self._model.variables for value in values_of(variable)]
         pairs = itertools.zip_longest((known() for known in self._read), values)
         if any(known is not value for known, value in pairs):
-            self._of_one.clear()
-            self._of_many.clear()
+            self._single.clear()
+            self._multiple.clear()
             self._read = [*map(weakref.ref, values)]
 
     def _local(self, data: DataHandler, full_batch: bool) -> LocalFn:
         """Returns the function that computes the outputs for the rows of this process."""
-        of_one: Any = functools.partial(self._of_next, full_batch, data.own_rows)
+        of_one: Any = functools.partial(self._next_outputs, full_batch, data.own_rows)
         if self._model.run_eagerly:
-            return self._one_by_one(of_one, data)
+            return self._batch_by_batch(of_one, data)
         key = full_batch, data.own_rows
-        if key not in self._of_one:
-            self._of_one[key] = tf.function(of_one, reduce_retracing=True, autograph=False)
+        if key not in self._single:
+            self._single[key] = tf.function(of_one, reduce_retracing=True, autograph=False)
             counts = self._strategy.stops_together
-            many = functools.partial(_outputs_of_many, self._of_one[key], counts)
-            self._of_many[key] = tf.function(many, reduce_retracing=True, autograph=False)
-        one_by_one = self._one_by_one(self._of_one[key], data)
+            many = functools.partial(_outputs_of_many, self._single[key], counts)
+            self._multiple[key] = tf.function(many, reduce_retracing=True, autograph=False)
+        one_by_one = self._batch_by_batch(self._single[key], data)
         if data.may_end or data.own_rows:
             return one_by_one
-        return self._in_graph(self._of_one[key], self._of_many[key], one_by_one)
+        return self._in_graph(self._single[key], self._multiple[key], one_by_one)
 
     def _in_graph(self, of_one: Any, of_many: Any, one_by_one: LocalFn) -> LocalFn:
         """Returns a function of many batches per call, if arrays can hold their outputs."""
@@ -130,13 +130,13 @@ class Outputs:
 
         return predict
 
-    def _one_by_one(self, of_one: Any, data: DataHandler) -> LocalFn:
-        """Returns a function that takes one batch after the other, until the data end."""
-        # When the data of one worker end, it gets batches without rows until all data end.
+    def _batch_by_batch(self, of_one: Any, data: DataHandler) -> LocalFn:
+        """Returns a function that computes batch by batch, until the data ends."""
+        # After the end of its data, a worker gets batches without rows until all data ends.
         ends_without_rows = data.own_rows and self._strategy.stops_together
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
-            num_made, num_rows, checksum_sum, outputs = 0, 0, 0, list[Any]()
+            num_done, num_rows, checksum_sum, outputs = 0, 0, 0, list[Any]()
             for _ in range(num_steps):
                 try:
                     rows, checksum, by_replica = of_one(iterator)
@@ -144,16 +144,16 @@ class Outputs:
                     break
                 if ends_without_rows and rows == 0:
                     break
-                num_made, num_rows = num_made + 1, num_rows + int(rows)
+                num_done, num_rows = num_done + 1, num_rows + int(rows)
                 checksum_sum += int(checksum)
                 outputs.extend(by_replica)
-            return LoopResult(num_made, num_rows, 0.0, checksum_sum), LocalOutputs(
-                outputs, num_made
+            return LoopResult(num_done, num_rows, 0.0, checksum_sum), LocalOutputs(
+                outputs, num_done
             )
 
         return predict
 
-    def _of_next(
+    def _next_outputs(
         self, full_batch: bool, own_rows: bool, iterator: Any
     ) -> tuple[tf.Tensor, tf.Tensor, list[Any]]:
         """Returns rows and checksum of the next global batch, and the outputs by replica."""
@@ -170,15 +170,15 @@ class Outputs:
 
 
 def _pieces(of_one: Any, iterator: Any) -> list[Any]:
-    """Returns what the function of one batch returns for each replica, as traced."""
+    """Returns the traced outputs of the function of one batch, by replica."""
     return of_one.get_concrete_function(iterator).structured_outputs[2]
 
 
 def _fit_in_arrays(pieces: list[Any]) -> bool:
     """Returns whether outputs are dense tensors that differ only in their number of rows."""
     return all(
-        isinstance(one, tf.Tensor) and one.shape.rank and None not in one.shape[1:]
-        for one in keras.tree.flatten(pieces)
+        isinstance(output, tf.Tensor) and output.shape.rank and None not in output.shape[1:]
+        for output in keras.tree.flatten(pieces)
     )
 
 
@@ -189,9 +189,9 @@ def _outputs_of_many(
 
     Args:
         of_one: The function of one batch, as `Outputs` traces it.
-        counts: Whether to return the number of rows of each output in each batch too: int32, one
+        counts: Whether to also return the number of rows of each output in each batch: int32, one
             row per batch. Otherwise the result has no rows.
-        iterator: Has at least that many batches.
+        iterator: An iterator with at least `num_steps` batches.
         num_steps: Number of batches, int32 scalar.
     """
     pieces = _pieces(of_one, iterator)
@@ -220,7 +220,7 @@ def _outputs_of_many(
         if counts:
             arrays.append(tf.TensorArray(tf.int32, num_steps, element_shape=[len(leaves)]))
     zero = tf.constant(0, tf.int64)
-    # One at a time: workers gather sharded weights in the order of the batches.
+    # No parallel iterations, because workers all-gather sharded weights in the order of batches.
     _, rows, checksum, arrays = tf.while_loop(
         lambda number, *_: number < num_steps, step, (0, zero, zero, arrays), parallel_iterations=1
     )
@@ -231,17 +231,17 @@ def _outputs_of_many(
 
 
 def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]:
-    """Returns the outputs for the global batches, in order; called on all workers together.
+    """Returns the outputs for the global batches, in order. All workers must call it together.
 
     Args:
-        strategy: Connects the workers.
+        strategy: The strategy.
         local: The outputs of this worker.
     """
     if local.counts is None:
         local = _concatenated(local)
     gathered = strategy.group.gather_bytes(array_bytes.packed(_arrays(local)))
     if any(part.size == 0 for part in gathered):
-        return local.pieces  # no worker has outputs; or only some have, which the loop reports
+        return local.pieces  # no worker has outputs, or only some have, which the loop reports
     like = local.pieces[0]
     by_worker = [_by_step(array_bytes.unpacked(part), like) for part in gathered]
     if len(set(map(len, by_worker))) > 1:
@@ -268,7 +268,7 @@ def _concatenated(local: LocalOutputs) -> LocalOutputs:
 
 
 def _arrays(local: LocalOutputs) -> list[np.ndarray]:
-    """Returns what a worker sends: `counts` or else the number of steps, and the pieces."""
+    """Returns the arrays to send: `counts` or else the number of steps, and the pieces."""
     if not local.pieces:
         return []
     head = np.array(local.num_steps) if local.counts is None else local.counts
@@ -277,7 +277,7 @@ def _arrays(local: LocalOutputs) -> list[np.ndarray]:
 
 
 def _by_step(arrays: list[np.ndarray], like: Any) -> list[list[Leaves]]:
-    """Returns the pieces of each step from what a worker sent."""
+    """Returns the pieces of each step from the arrays that a worker sent."""
     head, *rest = arrays
     components = iter(rest)
     leaves = keras.tree.flatten(like)

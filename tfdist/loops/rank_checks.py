@@ -1,12 +1,12 @@
-"""Checks that workers which train together do not drift apart.
+"""Checks that the workers of a run do not diverge.
 
-All workers have to hold the same model, optimizer and weights, but each runs its own copy of the
-script. Before the first step they compare how everything is configured. Before every call of the
-inner loop, they compare the hyperparameters that it will use: after the callbacks of the last call,
-in the exchange that follows each call. After callbacks that run between that exchange and the next
-call, an exchange of its own is necessary, so before the first call of an epoch, and before every
-call if a callback overrides `on_train_batch_begin`. When a model is trained again, after each
-epoch, before checkpoints and between them, the workers compare all variables bitwise.
+All workers must have the same model, optimizer and weights, but each runs its own copy of the
+script. Before the first step, they compare configurations. For every call of the inner loop, they
+compare hyperparameters in the all-gather that follows the previous call and its callbacks. A
+separate all-gather is needed if callbacks run after it: before the first call of an epoch, and
+before every call if a callback overrides `on_train_batch_begin`. The workers also compare all
+variables bitwise: when a model is trained again, after each epoch, before checkpoints, and at
+intervals.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_variables import is_elsewhere
 
-#: Compare the variables after every call; at times, so that it costs little; or compare nothing.
+#: Compare the variables after every call; at intervals, with little overhead; or compare nothing.
 CheckRanks = Literal["every-call", "auto", "off"]
 
 #: The fraction of the training time that comparing variables between epochs may take.
 _COST = 0.01
-_BEGINNING = "the beginning of the training"
-_CURE = (
-    "A callback or other code changed it on some ranks only: do the same on every rank, and set "
-    "chief_only = False on a callback that would otherwise run on the chief alone."
+_BEGINNING = "the beginning of training"
+_FIX = (
+    "A callback or other code changed it on some ranks only. Make the same change on every rank, "
+    "and set chief_only = False on callbacks that otherwise run only on the chief."
 )
-#: Variables of more elements are not sent to say by how much they differ.
+#: Maximum number of elements of a variable to send for the size of a difference in a message.
 _MAX_SENT = 1 << 22
 
 
 class RankChecks(Observer):
     """Compares the workers of one trainer.
 
-    It does nothing in a process that trains alone, or if `mode` is `"off"`.
+    It does nothing with one process, or if `mode` is `"off"`.
 
     Args:
         model: The model.
-        strategy: Connects the workers.
+        strategy: The strategy.
         functions: The model's compiled functions.
         mode: When to compare the variables.
-        options: The options of the trainer, which have to be the same on all workers.
+        options: The options of the trainer, which must be the same on all workers.
 
     Attributes:
         place: The name of the epoch, for messages; empty before the first.
@@ -75,13 +75,13 @@ class RankChecks(Observer):
         self.place = ""
         self._is_active = mode != "off" and strategy.group.size > 1
         self._step = 0
-        # Whether callbacks may change the model before each call, or before the next one alone.
+        # Whether callbacks may change the model before each call, or only before the next one.
         self._changes_before_calls, self._may_have_changed = False, True
         self._hyperparameters: dict[str, Any] = {}
         self._optimizers: list[tuple[str, keras.optimizers.Optimizer, list[str]]] = []
         self._layers: list[tuple[str, keras.layers.Layer]] = []
-        # Whether the next exchange compares the variables, which rank 0 decides; whether the last
-        # one did; and whether a checkpoint needs it.
+        # Whether the next all-gather compares the variables, which rank 0 decides; whether the last
+        # one did; and whether a checkpoint requires it.
         self._is_due, self._has_compared, self._is_requested = True, False, False
         self._digests: list[int] = []
         self._seconds_since, self._cost = 0.0, 0.0
@@ -92,37 +92,39 @@ class RankChecks(Observer):
     def compare_configurations(
         self, options: Mapping[str, Any], callbacks: Sequence[keras.callbacks.Callback] = ()
     ) -> None:
-        """Checks that all workers are configured alike; all of them call it.
+        """Checks that all workers have the same configuration. All workers must call it.
 
-        Each of n workers receives O(n) bytes: three numbers of each, and their descriptions only if
-        those differ.
+        Each of n workers receives O(n) bytes: three numbers per worker, and descriptions only if
+        the configurations differ.
 
         Args:
-            options: Options of the training besides those of the trainer.
+            options: Options in addition to those of the trainer.
             callbacks: The callbacks of this worker.
 
         Raises:
-            ClusterError: They are not.
+            ClusterError: The configurations differ.
         """
         if self._strategy.group.size == 1:
             return
         changes = any(runs_before_batches(c) and may_change_model(c) for c in callbacks)
         rows = self._strategy.gather([get_args(CheckRanks).index(self._mode), changes])
-        # A callback of one worker is enough: all of them have to take part in the exchanges.
+        # If one worker has such a callback, all workers must take part in the all-gathers.
         self._changes_before_calls = bool(rows[:, 1].any())
         if not _are_same(rows[:, 0]):
             named = [get_args(CheckRanks)[int(mode)] for mode in rows[:, 0]]
             raise ClusterError(
-                f"The ranks have check_ranks set to {', '.join(named)}, by rank: set the same on "
-                "each."
+                f"The ranks have check_ranks set to {', '.join(named)}, by rank. Set the same "
+                "value on all ranks."
             )
         if not self._is_active:
             return
-        own = configuration.describe(self._model, {**self._options, **options})
-        digest = _combined(sorted(own.items()))
+        description = configuration.describe(self._model, {**self._options, **options})
+        digest = _combined(sorted(description.items()))
         if _are_same(self._strategy.gather([digest])):
             return
-        difference = configuration.first_difference(self._strategy.group.gather_objects(own))
+        difference = configuration.first_difference(
+            self._strategy.group.gather_objects(description)
+        )
         if difference is not None:
             raise ClusterError(
                 f"The ranks are configured differently: {difference}. Run the same code with the "
@@ -132,17 +134,17 @@ class RankChecks(Observer):
     # ---- hyperparameters and variables, before and after each call ----
 
     def begin_training(self) -> None:
-        """Compares the variables if the model was trained before; all workers call it.
+        """Compares the variables if the model was trained before. All workers must call it.
 
-        Code between two trainings may have changed them. Before the first one, all workers get
-        those of rank 0.
+        Code between two calls of `fit` may have changed them. In the first call, all workers get
+        the variables of rank 0.
 
         Raises:
-            ClusterError: They differ.
+            ClusterError: The variables differ.
         """
         self.place = ""
         if self._agreed_at != _BEGINNING:
-            self._agreed_at = "the end of the training before"
+            self._agreed_at = "the end of the previous training"
             self.compare_variables()
 
     def begin_epoch(self, data: DataHandler) -> None:
@@ -190,13 +192,13 @@ class RankChecks(Observer):
         self._is_due = bool(rows[0, 2])
 
     def compare_variables(self) -> None:
-        """Compares the variables now; all workers call it.
+        """Compares the variables now. All workers must call it.
 
-        Each of n workers receives n numbers; only if they differ, as many for each variable, and
-        the values of the first one that differs.
+        Each of n workers receives n numbers. If there is a difference, it also receives n numbers
+        per variable, and the values of the first variable that differs.
 
         Raises:
-            ClusterError: They differ.
+            ClusterError: The variables differ.
         """
         if not self._is_active:
             return
@@ -205,9 +207,9 @@ class RankChecks(Observer):
         self._note_agreement()
 
     def have_compared(self) -> bool:
-        """Returns whether the variables were compared after the last call; if not, requests it.
+        """Returns whether the variables were compared after the last call, or else requests it.
 
-        For checkpoints whose time rank 0 alone decides, by its clock.
+        For checkpoints at times that rank 0 chooses by its clock.
         """
         if not self._is_active or self._has_compared:
             return True
@@ -238,12 +240,12 @@ class RankChecks(Observer):
         return found
 
     def _take_hyperparameters(self) -> float:
-        """Returns a number for the hyperparameters, and keeps them for a message."""
+        """Returns a hash of the hyperparameters, which are kept for a message."""
         self._hyperparameters = self._current()
         return _combined(list(self._hyperparameters.items()))
 
     def _variables(self) -> list[keras.Variable]:
-        """Returns the variables that all workers have to have in common."""
+        """Returns the variables that must be the same on all workers."""
         by_owner = self._functions.variables()
         return [
             variable
@@ -254,7 +256,7 @@ class RankChecks(Observer):
         ]
 
     def _take_digest(self) -> float:
-        """Returns a number for the values of all variables, and notes what that costs."""
+        """Returns a hash of the values of all variables, and measures the time of that."""
         began = time.perf_counter()
         self._digests = [_checksum(variable) for variable in self._variables()]
         digest = _combined(self._digests)
@@ -274,7 +276,7 @@ class RankChecks(Observer):
         first, other = (by_rank[i].get(name) for i in (0, rank))
         raise ClusterError(
             f"{name} is {first} on rank 0 and {other} on rank {rank} before step {self._step + 1} "
-            f"of {self.place}. {_CURE}"
+            f"of {self.place}. {_FIX}"
         )
 
     def _raise_other_variables(self) -> None:
@@ -284,20 +286,20 @@ class RankChecks(Observer):
         ranks = np.flatnonzero(rows[:, unequal[0]] != rows[0, unequal[0]]).tolist()
         when = f"after step {self._step} of {self.place}" if self.place else f"at {_BEGINNING}"
         raise ClusterError(
-            f"{len(unequal)} of {rows.shape[1]} variables are not the same on all ranks {when}. "
-            f"The first is {variable.path!r} on rank"
+            f"{len(unequal)} of {rows.shape[1]} variables differ between ranks {when}. "
+            f"The first one is {variable.path!r} on rank"
             f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-            f"{self._largest_difference(variable, ranks)}. They were last the same at "
-            f"{self._agreed_at}. {_CURE}"
+            f"{self._largest_difference(variable, ranks)}. They were last equal at "
+            f"{self._agreed_at}. {_FIX}"
         )
 
     def _largest_difference(self, variable: keras.Variable, ranks: Sequence[int]) -> str:
-        """Returns by how much a variable differs; all workers call it."""
-        own = np.asarray(variable.value)
-        if own.size > _MAX_SENT:
+        """Returns the largest difference of a variable, as text. All workers must call it."""
+        local = np.asarray(variable.value)
+        if local.size > _MAX_SENT:
             return ""
         first, *others = (
-            np.asarray(value, np.float64) for value in self._strategy.group.gather_objects(own)
+            np.asarray(value, np.float64) for value in self._strategy.group.gather_objects(local)
         )
         largest = max(float(np.max(np.abs(others[rank - 1] - first))) for rank in ranks)
         return f", by up to {largest:.3g}"

@@ -1,4 +1,4 @@
-"""Chooses how many steps one call of the inner loop makes."""
+"""Chooses the number of steps per call of the inner loop."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tfdist.errors import ConfigurationError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.upstream import keras_training
 
-#: Target duration of a call in seconds: long enough to make Python's overhead small, short enough
-#: for a progress bar and for Ctrl-C.
+#: Target duration of a call in seconds: long enough for a small overhead of Python, and short
+#: enough for progress bars and Ctrl-C.
 TARGET_SECONDS = 0.25
 
 
@@ -64,7 +64,7 @@ class StepsPerCall:
         self.num_steps = fixed or known or 1
         self._note = note
         self._began = 0.0
-        # The first call compiles, and does not count.
+        # The first call compiles, and is not measured.
         self._is_measured = known > 0
 
     def begin_call(self) -> None:
@@ -92,13 +92,13 @@ class StepsPerCall:
 
         Args:
             first: Number of the call's first step.
-            num_steps_made: Number of steps that it made.
+            num_steps_made: Number of steps of the call.
         """
         return first + (self._counted or num_steps_made) - 1
 
 
 def wants_every_batch(callback: keras.callbacks.Callback, loop: str = "train") -> bool:
-    """Returns whether a callback has to be called after every batch of a loop.
+    """Returns whether a callback must be called after every batch of a loop.
 
     Keras's ModelCheckpoint, BackupAndRestore and TensorBoard define the methods, but use them only
     if configured to work by batches. Progress bars work with any number of batches, and so do
@@ -132,10 +132,11 @@ def _overrides(callback: Any, name: str) -> bool:
 
 
 class StepsPerCallCache:
-    """Remembers steps per call by loop and data, for the next pass over the same data.
+    """Stores the number of steps per call by loop and data, for the next pass over the same data.
 
-    Data are the same if they are the same object, or arrays of the same shapes with the same batch
-    size. Other data may be slower to read, so that a call of as many steps would take too long.
+    Data counts as the same if it is the same object, or consists of arrays of the same shapes with
+    the same batch size. Other data may be slower to read, so that a call with as many steps would
+    take too long.
     """
 
     def __init__(self) -> None:
@@ -143,7 +144,7 @@ class StepsPerCallCache:
         self._of_data: MutableMapping[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
     def known(self, loop: str, data: DataHandler) -> int:
-        """Returns the number that was noted last, or 0.
+        """Returns the stored number, or 0.
 
         Args:
             loop: Keras's name of the loop.
@@ -155,7 +156,7 @@ class StepsPerCallCache:
         return by_loop.get(loop, 0) if by_loop else 0
 
     def note(self, loop: str, data: DataHandler, num_steps: int) -> None:
-        """Keeps a number of steps for the next pass over the same data."""
+        """Stores a number of steps for the next pass over the same data."""
         if data.are_arrays:
             self._of_arrays[loop, _kind(data)] = num_steps
         elif _is_hashable(data.source):
@@ -167,5 +168,5 @@ def _kind(data: DataHandler) -> Hashable:
 
 
 def _is_hashable(source: Any) -> bool:
-    """Returns whether an object can be a key that does not keep it alive."""
+    """Returns whether an object can be a key of a `WeakKeyDictionary`."""
     return isinstance(source, Hashable) and type(source).__weakrefoffset__ != 0

@@ -1,7 +1,7 @@
-"""The state of a training, saved between two steps and restored when it resumes.
+"""The state of a run, which is saved between two steps and restored when the run resumes.
 
-State that is the same on all workers is taken from the chief. Gradients that wait on each replica
-are gathered, for which all workers have to call `take` at the same step.
+State that is the same on all workers is captured on the chief. Accumulated gradients of all
+replicas are gathered, for which all workers must call `take` at the same step.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tfdist.strategies.base import Strategy
 
 @dataclass
 class Progress:
-    """The progress of a training.
+    """The progress of a run.
 
     Attributes:
-        epoch: Number of completed epochs, which is the number of the current or next one, from 0.
-        step: Steps made in that epoch.
-        total: Steps made in all epochs.
+        epoch: Number of completed epochs, which is also the index of the current or next epoch.
+        step: Number of completed steps in that epoch.
+        total: Number of completed steps in all epochs.
         logs: Logs after the last step, or of the last epoch.
-        stopped: Whether a callback has ended the training.
+        stopped: Whether a callback has stopped training.
         best: The best value so far of the metric `keep_best`, and the place of its checkpoint.
     """
 
@@ -48,11 +48,11 @@ class Progress:
 
 
 class TrainingState:
-    """Saves and restores the state of one training.
+    """Captures and restores the state of one `fit`.
 
     Args:
         model: The model.
-        strategy: Gathers state of all workers.
+        strategy: The strategy, which gathers the state of all workers.
         functions: The model's compiled functions, which know the variables that steps change.
         handlers: The training data.
         validation: The validation data.
@@ -77,15 +77,15 @@ class TrainingState:
     def _architecture(self) -> str | None:
         return export.architecture(self._model)
 
-    def has_waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Returns whether any replica has pending gradients; then all workers must call `take`."""
         accumulation = self._functions.accumulation
-        return accumulation is not None and accumulation.has_waiting()
+        return accumulation is not None and accumulation.has_pending()
 
     def take(self, progress: Progress) -> Snapshot | None:
         """Returns the current state on the chief, and None on other workers."""
         accumulation, waiting = self._functions.accumulation, None
-        if accumulation is not None and accumulation.has_waiting():
+        if accumulation is not None and accumulation.has_pending():
             waiting = variables.capture_gradient_sums(self._strategy, accumulation.waiting)
         if not self._strategy.is_chief:
             return None
@@ -109,7 +109,7 @@ class TrainingState:
             within_epoch: Whether to restore metrics too.
 
         Raises:
-            ConfigurationError: The state is of another model.
+            ConfigurationError: The state is from another model.
         """
         with self._strategy.collective_section():
             variables.restore(self._functions.variables(), saved, where, within_epoch)
@@ -118,7 +118,7 @@ class TrainingState:
             variables.restore_gradient_sums(self._strategy, accumulation.waiting, waiting)
 
     def before_training(self, saved: Snapshot) -> None:
-        """Lets callbacks that write files append to them."""
+        """Makes callbacks that write files append to them."""
         callback_state.before_training(self.callbacks, saved.state["callbacks"])
 
     def restore_callbacks(self, saved: Snapshot) -> None:
@@ -126,7 +126,7 @@ class TrainingState:
         callback_state.restore(self.callbacks, saved.state["callbacks"])
 
     def restore_data(self, saved: Snapshot) -> None:
-        """Lets the next epoch begin at the resume position of the data."""
+        """Makes the next epoch start at the resume position of the data."""
         for handler, state in zip(self._all_handlers(), saved.state["data"], strict=False):
             handler.restore(state)
 

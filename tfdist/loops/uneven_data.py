@@ -1,6 +1,6 @@
-"""What happens when the data of one worker end before those of the others.
+"""Handles workers whose data ends before that of the other workers.
 
-This concerns data sets that each worker makes for itself, from a function of a
+This concerns datasets that each worker creates separately, with a function of a
 `tf.distribute.InputContext`.
 """
 
@@ -18,16 +18,16 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 
 _OUTCOMES = {
-    "pad": "The later steps were made without rows of the workers whose data had ended",
+    "pad": "Later steps ran without rows from the workers whose data had ended",
     "stop": "The epoch ended where the data of the first worker ended",
 }
 
 
 class BatchCounts(Observer):
-    """Counts the batches that each worker brings to an epoch.
+    """Counts the batches of each worker in an epoch.
 
     Args:
-        strategy: Connects the workers.
+        strategy: The strategy.
 
     Raises:
         DataError: The numbers differ, and `uneven_data` of the strategy is `"refuse"`.
@@ -42,7 +42,7 @@ class BatchCounts(Observer):
         self._counts = [0] * len(self._counts)
 
     def columns(self, result: LoopResult) -> list[float]:
-        return [result.num_brought] if self._data.own_rows and len(self._counts) > 1 else []
+        return [result.num_read] if self._data.own_rows and len(self._counts) > 1 else []
 
     def compare(self, rows: np.ndarray) -> None:
         self._counts = [n + int(more) for n, more in zip(self._counts, rows[:, 0], strict=True)]
@@ -50,7 +50,7 @@ class BatchCounts(Observer):
             raise DataError(uneven_message(self._counts))
 
     def report(self, place: str) -> None:
-        """Warns on the chief if not all workers brought as many batches.
+        """Warns on the chief if the workers had different numbers of batches.
 
         Args:
             place: The name of the epoch.
@@ -60,7 +60,7 @@ class BatchCounts(Observer):
             mode = self._strategy.uneven_data
             numbers = ", ".join(map(str, counts))
             warnings.warn(
-                f"The workers brought {numbers} batches to {place}, by rank. {_OUTCOMES[mode]} "
+                f"The workers had {numbers} batches in {place}, by rank. {_OUTCOMES[mode]} "
                 f"(uneven_data={mode!r}).",
                 stacklevel=3,
             )

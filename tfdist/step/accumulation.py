@@ -93,7 +93,7 @@ class GradientAccumulation:
             for index in range(strategy.num_local_replicas)
         ]
 
-    def has_waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Returns whether gradients are waiting now; called outside of any graph."""
         return int(num_batches_seen(self._scaling.optimizer)) % self._every > 0
 

@@ -26,7 +26,7 @@ class LoopResult(NamedTuple):
     num_rows: Any  # in those steps; int64 scalar
     seconds_waited: Any  # seconds that the devices waited for data; float64 scalar
     checksum: Any = 0  # of their batches; int64 scalar
-    num_brought: Any = 0  # batches with rows that this process brought, if it has its own; int64
+    num_read: Any = 0  # batches with rows that this process brought, if it has its own; int64
 
 
 Logs = dict[str, Any]
@@ -180,7 +180,7 @@ def _nothing() -> LoopResult:
 def _brought(result: LoopResult, element: Element) -> LoopResult:
     """Counts a batch of which this process brought rows, whether a step follows or not."""
     own_rows = tf.add_n([share.num_rows for share in element.shares])
-    return result._replace(num_brought=result.num_brought + tf.cast(own_rows > 0, tf.int64))
+    return result._replace(num_read=result.num_read + tf.cast(own_rows > 0, tf.int64))
 
 
 def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
@@ -190,7 +190,7 @@ def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
         result.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,
         combined_checksum(result.checksum, element.checksum),
-        result.num_brought,
+        result.num_read,
     )
 
 
