@@ -111,7 +111,7 @@ EXPECTED = dict(
             "learning_rate is 0.1.* on rank 0 and 0.05.* on rank 1 before step 1 of epoch 1",
             "variables differ between ranks.* 'sequential.*kernel' on rank 1",
             "differ between ranks at the beginning .* 'sequential.*kernel' on rank 1",
-            "workers brought 3, 2 batches",
+            "workers had 3, 2 batches",
         ),
         strict=True,
     )

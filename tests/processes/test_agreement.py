@@ -74,8 +74,8 @@ def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
     """Ranks have three and two batches of unknown length, and four and two of known length."""
     found = outcomes["uneven_data_options"]
     np.testing.assert_array_equal(found["steps"], [[4, 4]] * 2)
-    brought = ["3, 2 batches to epoch 1", "3, 2 batches to epoch 2"]
-    brought += ["4, 2 batches to epoch 1", "4, 2 batches to epoch 2", "3, 2 batches to epoch 1"]
+    brought = ["3, 2 batches in epoch 1", "3, 2 batches in epoch 2"]
+    brought += ["4, 2 batches in epoch 1", "4, 2 batches in epoch 2", "3, 2 batches in epoch 1"]
     assert len(found["warnings"]) == len(brought)
     for warning, expected in zip(found["warnings"], brought, strict=True):
         assert expected in warning
