@@ -82,9 +82,7 @@ def test_invalid_growing_batches_raise(options: dict[str, Any], message: str) ->
 
 def test_batches_with_fewer_rows_than_replicas() -> None:
     found = mirrored(linear)
-    with pytest.warns(
-        UserWarning, match="so some are idle"
-    ):
+    with pytest.warns(UserWarning, match="so some are idle"):
         found.fit(X, Y, batch_size=1, shuffle=False, verbose=0)
     np.testing.assert_allclose(weights(found), gradient_descent(X, Y, [1] * 15, 0.1), atol=2e-6)
 

@@ -34,7 +34,7 @@ trainer.model.save_weights(folder / "plain.weights.h5")
 try:
     trainer.save(folder / "missing" / "x.keras")
 except tfdist.errors.ConfigurationError as error:
-    assert "cannot be written" in str(error), error
+    assert "Cannot write" in str(error), error
 else:
     raise AssertionError("saving to a missing folder did not fail")
 """
