@@ -58,10 +58,9 @@ def has_one_axis(attention: keras.layers.Layer) -> bool:
     return len(getattr(attention, "_attention_axes", None) or (1,)) == 1
 
 
-def dropout_of(attention: keras.layers.Layer) -> float:
-    """Returns the dropout rate of the attention weights: `MultiHeadAttention._dropout`."""
-    grouped = isinstance(attention, keras.layers.GroupQueryAttention)
-    return attention.dropout if grouped else attention._dropout
+def dropout_of(attention: keras.layers.Layer) -> keras.layers.Dropout:
+    """Returns the dropout of the attention weights: `MultiHeadAttention._dropout_layer`."""
+    return attention._dropout_layer
 
 
 def kernels_read_outside_of_xla() -> AbstractContextManager[None]:

@@ -52,7 +52,7 @@ def test_groups_and_depths_have_their_own_inputs() -> None:
 
 def test_unsupported_layers_are_not_split() -> None:
     inputs = keras.Input((4, 6))
-    hidden = layers.MultiHeadAttention(2, 3, dropout=0.1)(inputs, inputs)
+    hidden = layers.MultiHeadAttention(2, 3, activity_regularizer="l2")(inputs, inputs)
     hidden = layers.Dense(6, kernel_constraint="non_neg")(hidden)
     hidden = layers.TimeDistributed(layers.Dense(6))(hidden)
     hidden = layers.LSTM(6)(hidden)

@@ -35,7 +35,9 @@ def text(policy: str | None = None, optimizer: Any = None) -> keras.Model:
     options = {"dtype": policy}
     inputs = keras.Input((5,), dtype="int32")
     hidden = layers.Embedding(11, 9, mask_zero=True, **options)(inputs)
-    hidden = hidden + layers.MultiHeadAttention(3, 4, **options)(hidden, hidden)
+    hidden = hidden + layers.MultiHeadAttention(3, 4, dropout=0.3, seed=5, **options)(
+        hidden, hidden
+    )
     more = layers.Dense(15, activation="gelu", kernel_regularizer="l2", **options)(hidden)
     hidden = layers.LayerNormalization(**options)(hidden + layers.Dense(9, **options)(more))
     hidden = layers.Dropout(0.2, seed=3)(layers.GlobalAveragePooling1D(**options)(hidden))
@@ -53,7 +55,7 @@ def momentum() -> keras.Model:
 @pytest.mark.parametrize("devices", [2, pytest.param(3, marks=LONG)])
 def test_matches_one_device_and_appears_complete(devices: int, tmp_path: Path) -> None:
     plain, trainer = text(), Trainer(text, TensorParallel(devices, smallest=1))
-    assert trainer.describe()["split"].startswith("95.9% of 920 parameters")
+    assert trainer.describe()["split"].startswith("95.7% of 922 parameters")
     wanted = plain.fit(**FIT, epochs=2).history
     assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
     assert_close(trainer.model.get_weights(), plain.get_weights())

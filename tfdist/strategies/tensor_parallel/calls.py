@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import activations
 
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Split
-from tfdist.upstream.keras_layers import out_of_heads
+from tfdist.upstream.keras_layers import dropout_of, out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
 from tfdist.upstream.keras_variables import part
 from tfdist.upstream.patching import replaced
@@ -105,15 +105,20 @@ class Calls:
     def _heads(self, split: Split, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Computes some heads of an attention on each device."""
         out, slices = out_of_heads(split.layer), []
+        dropout, queries = dropout_of(split.layer), split.cuts[0].division.sizes
         given = [t for t in keras.tree.flatten((args, options)) if isinstance(t, tf.Tensor)]
         masks = [mask_of(tensor) for tensor in given]
         with ExitStack() as stack:
             stack.enter_context(replaced(out, "bias", None))
+            if dropout.rate:  # one seed for all slices, as in one call
+                generator = dropout.seed_generator
+                stack.enter_context(replaced(generator, "next", functools.cache(generator.next)))
             for number in range(len(self._devices)):
                 for tensor, mask in zip(given, masks, strict=True):
                     if mask is not None:  # the call removes it
                         set_mask(tensor, mask)
-                with self._on(number):
+                drop = functools.partial(_dropped, dropout, dropout.call, queries, number)
+                with self._on(number), replaced(dropout, "call", drop):
                     slices.append(call(*args, **options))
         outputs = [each[0] if isinstance(each, tuple) else each for each in slices]
         total = tf.add_n(outputs)
@@ -173,6 +178,33 @@ def _in_parts(
     if value_in_scope(split.cuts[0].variable) is not None:
         return call(*args, **options)
     return way(*args, **options)
+
+
+def _dropped(
+    dropout: keras.layers.Dropout,
+    call: Callable[..., tf.Tensor],
+    sizes: Sequence[int],
+    number: int,
+    weights: tf.Tensor,
+    training: bool = False,
+) -> tf.Tensor:
+    """Drops attention weights as one device does.
+
+    Args:
+        dropout: The layer.
+        call: Its call.
+        sizes: The number of heads of each slice.
+        number: Number of the slice.
+        weights: The weights of its heads, [rows, heads, queries, keys].
+        training: As in `Dropout.call`.
+    """
+    if not training or not dropout.rate:
+        return call(weights, training=training)
+    shape, begin = tf.shape(weights), sum(sizes[:number])
+    # The random numbers of a slice are not in one piece of all heads' numbers: draw all of them.
+    whole = tf.ones(tf.concat([shape[:1], [sum(sizes)], shape[2:]], 0), weights.dtype)
+    factors = call(whole, training=True)
+    return weights * factors[:, begin : begin + sizes[number]]
 
 
 def _same(one: AlongAxis, other: AlongAxis, rank: int) -> bool:

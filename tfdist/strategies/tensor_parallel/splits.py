@@ -20,7 +20,6 @@ from keras import activations, layers
 from tfdist.groups.base import shard_sizes
 from tfdist.groups.fusion import copied_slices
 from tfdist.upstream.keras_layers import (
-    dropout_of,
     has_one_axis,
     into_heads,
     is_plain,
@@ -220,12 +219,12 @@ def _einsum(layer: Any, num_devices: int) -> list[Split]:
 def _heads(layer: Any, num_devices: int) -> Split | None:
     """Splits the heads of queries, keys and values, and the rows of the output projection.
 
-    Not with attention dropout, which would draw other numbers, nor with an activity regularizer.
+    Not with an activity regularizer, which the projections apply to their outputs.
     """
-    if dropout_of(layer) or layer.activity_regularizer or not has_one_axis(layer):
-        return None
     projections, out = into_heads(layer), out_of_heads(layer)
-    if not all(is_plain(projection) for projection in [*projections, out]):
+    if not has_one_axis(layer) or not all(map(is_plain, [*projections, out])):
+        return None
+    if any(projection.activity_regularizer for projection in [*projections, out]):
         return None
     fewest = min(kernel_of(projection).shape[1] for projection in projections)
     own = shard_sizes(fewest, num_devices)
