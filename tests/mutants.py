@@ -1,6 +1,7 @@
 """Mutation testing: changes one place of the product code, and runs the tests that reach it.
 
     python -m tests.mutants --measure          # which test runs which line: 15 minutes
+    python -m tests.mutants --measure --tests pipelines/reading         # the same of some tests
     python -m tests.mutants --number 30        # 30 random mutants in each folder
 
 A mutant that no test finds is equivalent to the original, or shows a missing test. The mutants are
@@ -27,7 +28,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.mutations import Mutant, mutants_of
-from tests.support.tests_by_line import TestsByLine, measure
+from tests.support.tests_by_line import TESTS, TestsByLine, measure
 
 FOLDERS = ("tfdist/step", "tfdist/strategies", "tfdist/groups", "pipelines/reading")
 
@@ -39,10 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("/tmp/tfdist-mutants"), help="scratch")
     parser.add_argument("--measure", action="store_true", help="only measure what tests run")
+    parser.add_argument("--tests", nargs="*", default=TESTS, help="folders or files in tests/")
     options = parser.parse_args(arguments)
     (options.work / "references").mkdir(parents=True, exist_ok=True)
     if options.measure:
-        return measure(options.work)
+        return measure(options.work, options.tests)
     tree, survived = options.work / "tree", 0
     _copy(tree)
     plan = TestsByLine(options.work)

@@ -31,7 +31,7 @@ HOOKS += [
 ]
 HOOKS += ["on_epoch_begin", "on_epoch_end", "on_batch_begin", "on_batch_end", "set_params"]
 
-Callbacks = Callable[[Path], kc.Callback]
+Callbacks = Callable[[Path], kc.Callback | list[kc.Callback]]
 
 
 class Recorder(kc.Callback):
@@ -90,13 +90,16 @@ class FreezesFirstEpoch(kc.Callback):
         self.model.layers[0].trainable = epoch > 0
 
 
-def both(make: Callable[[], kc.Callback], *, build_model: Any = build, **fit: Any) -> tuple:
+def both(
+    make: Callable[[], kc.Callback | list[kc.Callback]], *, build_model: Any = build, **fit: Any
+) -> tuple:
     """Fits with the trainer and with plain Keras, and returns both models."""
     trainer, plain = (
         fresh_pair() if build_model is build else (mirrored(build_model), build_model())
     )
-    trainer.fit(**VALIDATED | fit, callbacks=[make()])
-    plain.fit(**VALIDATED | fit, callbacks=[make()])
+    for runner in (trainer, plain):
+        made = make()
+        runner.fit(**VALIDATED | fit, callbacks=made if isinstance(made, list) else [made])
     return trainer.model, plain
 
 
@@ -125,9 +128,9 @@ TRAINING: dict[str, Callbacks] = {
     "stop in a batch": lambda _: At(5, lambda model: setattr(model, "stop_training", True)),
     "Lambda": lambda _: kc.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.pop("val_loss")),
     "BackupAndRestore": lambda folder: kc.BackupAndRestore(folder / "backup"),
-    "RemoteMonitor": lambda _: kc.RemoteMonitor("http://127.0.0.1:9", "/no-server"),
-    "History": lambda _: kc.History(),
-    "ProgbarLogger": lambda _: kc.ProgbarLogger(),
+    "RemoteMonitor, History, ProgbarLogger": lambda _: [
+        kc.RemoteMonitor("http://127.0.0.1:9", "/no-server"), kc.History(), kc.ProgbarLogger()
+    ],
     "clone": lambda _: AddsToLogs(predict_with_clone),
     "part of the model": lambda _: AddsToLogs(predict_features),
     "freeze": lambda _: FreezesFirstEpoch(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 #: Tests that `--measure` runs: those of the folders above, and those that use them the most.
-_TESTS = ["pipelines", "groups", "step", "strategies", "loops", "custom_steps", "conformance"]
+TESTS = ["pipelines", "groups", "step", "strategies", "loops", "custom_steps", "conformance"]
 #: Tests for one mutant take at most so many seconds, as measured without it.
 _BUDGET = 60.0
 #: Coverage of test processes and of those that tests start. Their context is the running test.
@@ -23,7 +24,7 @@ context = ${{PYTEST_CURRENT_TEST-}}
 """
 
 
-def measure(work: Path) -> int:
+def measure(work: Path, tests: Sequence[str]) -> int:
     """Runs tests of `make test` with coverage, and stores coverage and times in a folder."""
     own, started = work / "coverage.ini", work / "coverage-started.ini"
     own.write_text(_COVERAGE.format(work=work, sigterm=False))
@@ -33,7 +34,7 @@ def measure(work: Path) -> int:
     flags = ["--cov", f"--cov-config={own}", "--cov-context=test", "--cov-report="]
     flags += [f"--junitxml={work}/times.xml", "-o", "junit_family=xunit1"]
     flags += ["-q", "-p", "no:cacheprovider", "-m", "not check and not long"]
-    return pytest.main([*(f"tests/{name}" for name in _TESTS), *flags])
+    return pytest.main([*(f"tests/{name}" for name in tests), *flags])
 
 
 class TestsByLine:

@@ -211,11 +211,6 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a write is in progress."""
-        return self._thread is not None and self._thread.is_alive()
-
     def submit(self, job: Callable[[], None]) -> None:
         """Waits for the previous job, then starts a new one.
 

@@ -73,11 +73,6 @@ class TracedStep:
         self._traced = TracedForward(model, batch, training=True, compute=compute, known=run.known)
         self._analysis = self._traced.analysis
 
-    @property
-    def has_inner_gradients(self) -> bool:
-        """Whether the step computes gradients that are part of a loss."""
-        return self._run.inner
-
     def gradient(self, number: int) -> Reduction | None:
         """Returns the reduction of the gradients that the step computes as the n-th ones.
 
@@ -168,7 +163,6 @@ class _TracingRun(LocalRun):
         metrics: Ids of the metrics' variables.
 
     Attributes:
-        inner: Whether the step computes gradients that are part of a loss.
         targets: What the step differentiates, for each gradient; None if that is not all.
         known: Tensors that are the same on all replicas after an exchange.
         starts: Values of variables at the beginning, and of metrics after their last result, by id.
@@ -176,7 +170,7 @@ class _TracingRun(LocalRun):
     """
 
     def __init__(self, metrics: Collection[int]) -> None:
-        self._metrics, self.inner = metrics, False
+        self._metrics = metrics
         self.targets: list[list[tf.Tensor] | None] = []
         self.known: list[tuple[tf.Tensor, Dependence]] = []
         self.starts: dict[int, tf.Tensor] = {}
@@ -185,7 +179,7 @@ class _TracingRun(LocalRun):
     def gradients(
         self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
-        self.inner |= inner
+        del inner
         self.targets.append(targets)
         return [None if g is None else self._exchanged(g) for g in compute()]
 
