@@ -1,4 +1,4 @@
-"""Decisions that workers agree on after each call, and the order of observers, without graphs."""
+"""Decisions that workers agree on after each call, observers and throughput, without graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.training import X, Y, build
 from tfdist.errors import DataError, Preempted
 from tfdist.loops import epoch, interrupts
 from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.epoch import Call, Observer, Throughput
 from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
@@ -121,3 +121,24 @@ def test_time_limit_raises_after_a_call() -> None:
 def test_different_batches_on_workers_raise() -> None:
     with pytest.raises(DataError, match=r"Up to step 1, rank 1 got different batches from rank 0"):
         run(WithAnother(checksum=7))
+
+
+def timed_call(num_rows: int, waited: float, seconds: float) -> Call:
+    return Call(0, LoopResult(1, num_rows, waited), seconds, {})
+
+
+def test_throughput_and_data_wait_share() -> None:
+    data: Any = None
+    throughput = Throughput()
+    throughput.begin_epoch(data)
+    throughput.end_call(timed_call(10, 5.0, 60.0))  # compiles
+    assert throughput.examples_per_second == 0.0
+    throughput.end_call(timed_call(20, 0.5, 1.0))
+    throughput.end_call(timed_call(20, 0.0, 1.0))
+    assert throughput.examples_per_second == pytest.approx(20.0)
+    assert throughput.seconds_per_step == pytest.approx(1.0)  # 20 rows each
+    assert throughput.data_wait_share == pytest.approx(0.25)
+    throughput.begin_epoch(data)
+    throughput.end_call(timed_call(5, 3.0, 1.0))
+    assert throughput.examples_per_second == pytest.approx(5.0)
+    assert throughput.data_wait_share == 1.0

@@ -1,4 +1,4 @@
-"""The choice of the number of steps per call."""
+"""The choice of the number of steps per call, which a later pass over the same data starts with."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 from keras import callbacks as kc
 
-from tests.support.training import build
+from tests.support.training import X, build
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.errors import ConfigurationError
 from tfdist.loops import steps_per_call
+from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Throughput
-from tfdist.loops.steps_per_call import TARGET_SECONDS, StepsPerCall, wants_every_batch
+from tfdist.loops.steps_per_call import (
+    TARGET_SECONDS,
+    StepsPerCall,
+    StepsPerCallCache,
+    wants_every_batch,
+)
+from tfdist.strategies.one_device import OneDevice
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +149,16 @@ def test_callbacks_that_need_every_batch(name: str, tmp_path: Path, model: keras
     callback.set_model(model)
     assert wants_every_batch(callback) == in_training
     assert wants_every_batch(callback, "test") == in_tests
+
+
+def test_number_is_kept_for_the_same_data_only() -> None:
+    cache, strategy = StepsPerCallCache(), OneDevice()
+    dataset = tf.data.Dataset.from_tensor_slices(X).batch(2)
+    cache.note("test", DataHandler(strategy, dataset), 7)
+    cache.note("test", DataHandler(strategy, X, batch_size=2), 8)
+    assert cache.known("test", DataHandler(strategy, dataset)) == 7
+    assert cache.known("test", DataHandler(strategy, np.zeros_like(X), batch_size=2)) == 8
+    assert not cache.known("predict", DataHandler(strategy, dataset))
+    assert not cache.known("test", DataHandler(strategy, dataset.take(2)))
+    assert not cache.known("test", DataHandler(strategy, X, batch_size=3))
+    assert not cache.known("test", DataHandler(strategy, ((row[None],) for row in X)))

@@ -1,4 +1,4 @@
-"""Programs give the same results in a Trainer as in plain Keras on one device."""
+"""Programs and random models give the same results in a Trainer as in plain Keras on one device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from tests.conformance import results
 from tests.programs import engines
 from tests.programs.programs import PROGRAMS
+from tests.programs.random import differences_of, draw_recipe
 from tfdist.errors import TfdistError
 
 # `make check` runs the quick ones, `make conformance` all.
@@ -17,7 +18,7 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_equals_one_device(name: str) -> None:
+def test_program_equals_one_device(name: str) -> None:
     """Weights, optimizer, history, evaluation and predictions, or a refusal."""
     program = PROGRAMS[name]
     try:
@@ -28,3 +29,10 @@ def test_equals_one_device(name: str) -> None:
         return
     differences = results.compare(result, engines.reference(name), program)
     assert not differences, "\n".join(map(str, differences))
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_random_model_equals_one_device(number: int) -> None:
+    """`python -m tests.programs.random` tries a thousand."""
+    recipe = draw_recipe(0, number)
+    assert not differences_of(recipe), recipe
