@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, starting
 
 PROGRAM = """
 from pipelines.quiet import quieten_tensorflow
@@ -23,14 +23,8 @@ print(tensorflow.level)
 def run(folder: Path, module: str, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "tensorflow.py").write_text(f"import os; os.write(2, b'notes'); {module}")
     environ = {name: value for name, value in os.environ.items() if "TF_CPP" not in name}
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"} | variables
+    return starting.run(sys.executable, "-c", PROGRAM, env=environ, code=None)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +78,7 @@ def test_notebooks_show_no_information_unless_the_user_wants_it(
 ) -> None:
     (tmp_path / "tensorflow.py").write_text(FAKE)
     environ = {name: value for name, value in os.environ.items() if "TF_" not in name}
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK.format(before=before, after=after)],
-        env=environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = NOTEBOOK.format(before=before, after=after)
+    done = starting.run(sys.executable, "-c", program, env=environ)
     assert (done.stdout.strip(), done.stderr) == (level, "")

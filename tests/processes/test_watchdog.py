@@ -16,10 +16,9 @@ import pytest
 from tests.processes.reporting import SECONDS as LIMIT
 from tests.processes.reporting import SIZE
 from tests.support import ROOT
+from tests.support.starting import SECONDS
 from tests.support.waiting import wait_for
 from tfdist.watchdog.deadline import EXIT_CODE
-
-SECONDS = 90.0
 
 #: By fault: the message that the other workers print.
 FAULTS = {

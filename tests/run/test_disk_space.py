@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from recipes import digits
 from tfdist import train
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.config import TrainConfig
@@ -84,7 +83,6 @@ def test_model_is_saved_elsewhere_if_the_disk_is_full(
 ) -> None:
     """Neither the metrics of the last epoch nor the model can be written into the run folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(digits, "DEFAULTS", {"batch_size": 512, "model": "cnn"})
     run, save = tmp_path / "run", keras.Model.save
 
     def refuse(path: Path) -> None:
@@ -93,8 +91,8 @@ def test_model_is_saved_elsewhere_if_the_disk_is_full(
 
     monkeypatch.setattr(MetricsLog, "on_epoch_end", lambda *_: refuse(run / "metrics.jsonl"))
     monkeypatch.setattr(keras.Model, "save", lambda m, path: (refuse(path), save(m, path)))
-    flags = [f"--run-dir={run}", "--epochs=1", "--verbose=0", "--data-dir=data"]
-    assert train.main(flags) == 1
+    flags = ["--recipe=recipes._template", "--limit-steps=3", "--epochs=1", "--verbose=0"]
+    assert train.main([*flags, f"--run-dir={run}"]) == 1
     message = capsys.readouterr().err
     assert f"error: {run}: not all could be written: No space left on device. The" in message
     (saved,) = tmp_path.glob("tfdist-*/model.keras")

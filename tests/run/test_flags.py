@@ -120,6 +120,7 @@ def test_hyperparameters_come_from_flags_and_files(recipe: ModuleType, tmp_path:
         ("lr=3", "'test_recipes.tiny'. Choose one of depth, widths, activation."),
         ("depth", "--set depth: expected NAME=VALUE"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_invalid_hyperparameters_raise(recipe: ModuleType, setting: str, message: str) -> None:
     vars(recipe)["Hyperparameters"] = Hyperparameters

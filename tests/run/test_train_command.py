@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -91,17 +93,9 @@ def test_smoke_leaves_a_run_folder(tmp_path: Path) -> None:
     assert json.loads(line)["step"] == 3
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((folder / "tensorboard" / "train").iterdir())
-    assert_loads_without_tfdist(folder / "model.keras")
-
-
-def assert_loads_without_tfdist(model: Path) -> None:
-    code = (
-        "import keras, sys; model = keras.saving.load_model(sys.argv[1]);"
-        "assert not [m for m in sys.modules if m.split('.')[0] in ('tfdist', 'recipes')];"
-        "print(model.output_shape)"
-    )
-    done = starting.run(sys.executable, "-c", code, str(model))
-    assert done.stdout.strip() == "(None, 10)"
+    architecture = zipfile.ZipFile(folder / "model.keras").read("config.json").decode()
+    # A class of tfdist or of a recipe would have another module, or be registered (null).
+    assert set(re.findall(r'"module": "?(\w+)', architecture)) == {"keras"}
 
 
 def test_interrupt_saves_the_last_state(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from pipelines import DataError
 from pipelines.console import parallel_tasks
-from tests.support import ROOT
+from tests.support import ROOT, starting
 
 
 def square(task: int, advance: parallel_tasks.Advance) -> tuple[int, int]:
@@ -73,14 +72,7 @@ def test_tensorflow_is_silent_in_each_process(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'notes')")
     (tmp_path / "task.py").write_text("import tensorflow\ndef done(task, advance): return task")
     environ = {name: value for name, value in os.environ.items() if "TF_CPP" not in name}
-    finished = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    environ |= {"PYTHONPATH": str(ROOT)}
+    finished = starting.run(sys.executable, "program.py", cwd=tmp_path, env=environ, code=None)
     assert finished.stdout.strip() == "[1, 2]", finished.stderr
     assert "notes" not in finished.stderr

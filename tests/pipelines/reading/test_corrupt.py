@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pipelines
 from pipelines.format import record_file
 from pipelines.reading.blocks import records_per_block
 from pipelines.verify.__main__ import main as verify
-from tests.support import numbers
+from tests.support import numbers, starting
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ else:
 def test_compressed_shard_that_vanishes_ends_the_reading(tmp_path: Path) -> None:
     numbers.write(tmp_path, num_records=60, num_shards=3)
     lost = tmp_path / numbers.compress(tmp_path, "GZIP").shards[1].name
-    subprocess.run([sys.executable, "-c", _READ_VANISHING, tmp_path, lost], timeout=60, check=True)
+    starting.run(sys.executable, "-c", _READ_VANISHING, str(tmp_path), str(lost))
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
