@@ -126,10 +126,9 @@ def create_container(address: str, name: str) -> None:
     text = "PUT" + "\n" * 12 + f"{listed}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
     digest = hmac.digest(base64.b64decode(_KEY), text.encode(), hashlib.sha256)
     signature = base64.b64encode(digest).decode()
-    headers["Authorization"] = f"SharedKey {_ACCOUNT}:{signature}"
-    request = urllib.request.Request(
-        f"{address}/{_ACCOUNT}/{name}?restype=container", b"", headers, method="PUT"
-    )
+    headers |= {"Authorization": f"SharedKey {_ACCOUNT}:{signature}", "Content-Length": "0"}
+    url = f"{address}/{_ACCOUNT}/{name}?restype=container"
+    request = urllib.request.Request(url, headers=headers, method="PUT")
     urllib.request.urlopen(request, timeout=30).close()
 
 
@@ -193,6 +192,8 @@ class Proxy:
         self._ended = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
+        # Clients close connections whose answer they no longer need.
+        self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -265,6 +266,9 @@ class Proxy:
 def _for_s3(headers: Mapping[str, str]) -> dict[str, str]:
     """Returns the headers of a request, with those of Google Cloud Storage translated to S3's."""
     translated = {}
+    if "Authorization" not in headers:  # is not checked, but anonymous uploads are refused
+        credential = "Credential=S3RVER/20260101/us-east-1/s3/x"
+        translated["Authorization"] = f"AWS4-HMAC-SHA256 {credential}"
     for name, value in headers.items():
         if name.lower() == "x-goog-copy-source":
             name = "x-amz-copy-source"
