@@ -39,6 +39,8 @@ def test_devices_are_a_number_or_names() -> None:
         ("max_time", ""),
         ("max_time", "0s"),
         ("logger", "tensorboard,printer"),
+        ("data_dir", "s3://bucket/cache"),
+        ("cache_dir", "s3://bucket/cache"),
     ],
 )
 def test_invalid_value_raises(field: str, value: object) -> None:

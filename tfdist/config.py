@@ -395,6 +395,14 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimization, StrategyOpti
         """Accepts former names of strategies."""
         return current_name(value) if isinstance(value, str) else value
 
+    @field_validator("data_dir", "cache_dir")
+    @classmethod
+    def _is_local(cls, value: str | None) -> str | None:
+        """Refuses URLs for caches, which are there to be faster than a bucket."""
+        if value and "://" in value:
+            raise ValueError(f"expected a local folder, got {value!r}")
+        return value
+
     @field_validator("lr_decay_epochs", "batch_warmup", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelines.storage import RemotePath
 from tests.checkpoint.test_resume import without_random_layers
 from tests.support import buckets
 from tests.support.buckets import Fault, Proxy
@@ -220,3 +221,17 @@ def test_lock_of_a_killed_process_of_this_host_is_replaced_at_once(url: str) -> 
     other.check()
     other.release()
     lock.release()
+
+
+def test_server_that_ignores_conditions_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RemotePath.write_bytes
+
+    def unconditional(path: RemotePath, data: bytes, *, overwrite: bool = True) -> dict[str, str]:
+        return write(path, data)
+
+    monkeypatch.setattr(RemotePath, "write_bytes", unconditional)
+    with pytest.raises(ConfigurationError, match="ignores conditions of writes"):
+        lock_of(url).acquire()
+    assert not buckets.remote(url).sizes()

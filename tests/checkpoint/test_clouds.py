@@ -36,15 +36,14 @@ def root(
     program = {"gs": "moto", "az": "azurite-blob"}[request.param]
     if program != "moto":
         buckets.require(program)
-    server = buckets.Server(program, tmp_path / "server")
     create = {"gs": buckets.create_bucket, "az": buckets.create_container}[request.param]
-    try:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with (
+        buckets.running(program, tmp_path / "server") as server,
+        buckets.through_proxy(server.address, monkeypatch),
+    ):
         create(server.address, "bucket")
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        with buckets.through_proxy(server.address, monkeypatch):
-            yield f"{request.param}://bucket"
-    finally:
-        server.kill()
+        yield f"{request.param}://bucket"
 
 
 def test_pack_read_checkpoint_and_resume(root: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, Field
 
+from pipelines import storage
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.run import flags as command_line
@@ -51,6 +52,15 @@ def test_file_overrides_recipe(file: Path) -> None:
     config = parse(f"--config={file}")
     assert (config.epochs, config.steps_per_call, config.sync_batch_norm) == (9, 4, True)
     assert (config.lr_reference_batch, config.run_dir) == (32, "2024")
+
+
+def test_file_in_a_bucket(file: Path) -> None:
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    url = "memory://bucket/run/config.yaml"
+    with pytest.raises(ConfigurationError, match=rf"--config {url}: No such object"):
+        parse(f"--config={url}")
+    storage.RemotePath(url).write_bytes(file.read_bytes())
+    assert parse(f"--config={url}") == parse(f"--config={file}")
 
 
 def test_flags_override_the_file_wherever_they_stand(file: Path) -> None:

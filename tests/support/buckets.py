@@ -56,10 +56,12 @@ class Server:
         folder: Where the others than `moto` keep their objects.
 
     Attributes:
+        program: The program.
         address: Its address.
     """
 
     def __init__(self, program: str, folder: Path) -> None:
+        self.program = program
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -98,13 +100,20 @@ class Server:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[str]:
-    """Runs an S3 server and yields its address."""
-    server = Server("moto", Path())
+def running(program: str, folder: Path) -> Iterator[Server]:
+    """Runs a server, as `Server` describes it."""
+    server = Server(program, folder)
     try:
-        yield server.address
+        yield server
     finally:
         server.kill()
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[str]:
+    """Runs an S3 server and yields its address."""
+    with running("moto", Path()) as server:
+        yield server.address
 
 
 def require(program: str) -> None:

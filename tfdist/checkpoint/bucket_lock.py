@@ -109,10 +109,10 @@ class BucketLock:
         seen: Version | None = None
         since = 0.0
         while True:
-            try:
-                return self._path.write_bytes(self._content(), overwrite=False)
-            except FileExistsError:
-                pass
+            with contextlib.suppress(FileExistsError):
+                identity = self._path.write_bytes(self._content(), overwrite=False)
+                self._check_conditions()
+                return identity
             with contextlib.suppress(FileNotFoundError, ChangedError):
                 found = self._path.read_version()
                 if self._is_mine(found):  # the response to our write was lost
@@ -125,6 +125,22 @@ class BucketLock:
                 if found.data != seen.data:  # it was refreshed: the owner is alive
                     raise ConfigurationError(self._in_use(found))
             time.sleep(_HEARTBEAT_SECONDS / 20)
+
+    def _check_conditions(self) -> None:
+        """Checks that the server refuses to create the lock once more.
+
+        Raises:
+            ConfigurationError: It ignores the condition, so that two runs could hold the lock.
+        """
+        try:
+            self._path.write_bytes(self._content(), overwrite=False)
+        except FileExistsError:
+            return
+        self._path.unlink(missing_ok=True)
+        raise ConfigurationError(
+            f"{self._url} cannot be locked: the server ignores conditions of writes "
+            "(If-None-Match), which keep two runs apart. Use a server that supports them."
+        )
 
     def _refresh_until_released(self) -> None:
         while not self._stop.wait(_HEARTBEAT_SECONDS):

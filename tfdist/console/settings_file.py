@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+import pipelines
+from pipelines import storage
 from tfdist.errors import ConfigurationError
 
 _EXPECTED = "expected lines like 'epochs: 3'"
@@ -25,20 +26,25 @@ Layer = Mapping[str, Setting]
 HYPERPARAMETER_PREFIX = "set."
 
 
-def read(path: Path) -> Layer:
+def read(path: str) -> Layer:
     """Reads a YAML file of settings.
+
+    Args:
+        path: The file, local or a URL.
 
     Raises:
         ConfigurationError: The file cannot be read, is not a YAML mapping, or sets a field twice.
             The message names the line.
     """
     try:
-        loader = yaml.SafeLoader(path.read_text("utf-8"))
+        loader = yaml.SafeLoader(storage.at(path).read_bytes().decode())
         node = loader.get_single_node()
         if isinstance(node, yaml.MappingNode):
-            return _settings(loader, node, str(path))
+            return _settings(loader, node, path)
     except OSError as error:
         raise ConfigurationError(f"--config {path}: {error.strerror}.") from None
+    except pipelines.DataError as error:
+        raise ConfigurationError(f"--config {error}") from None
     except (UnicodeDecodeError, yaml.reader.ReaderError):
         raise ConfigurationError(f"--config {path}: not a text file; {_EXPECTED}.") from None
     except yaml.MarkedYAMLError as error:

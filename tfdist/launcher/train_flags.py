@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from pipelines.storage import is_url
 from tfdist.console import settings_file
 from tfdist.console.settings_file import Setting
 
@@ -31,6 +32,6 @@ def setting(command: Sequence[str], field: str) -> Setting | None:
     if flags := values(command, flag):
         return Setting(flags[-1], flag)
     # A file that is missing here may exist on the workers' hosts. Workers report missing files.
-    files = [path for path in map(Path, values(command, "--config")) if path.exists()]
+    files = [file for file in values(command, "--config") if is_url(file) or Path(file).exists()]
     found = [layer[field] for layer in map(settings_file.read, files) if field in layer]
     return found[-1] if found else None

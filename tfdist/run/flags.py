@@ -10,7 +10,6 @@ import argparse
 import re
 import typing
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -63,7 +62,7 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
         recipes.write_new(new)
         raise SystemExit(0)
     only_print = given.pop("print_config", False)
-    files = [settings_file.read(Path(file)) for file in given.pop("config", ())]
+    files = [settings_file.read(file) for file in given.pop("config", ())]
     own = _hyperparameter_flags(given.pop("set", ()))
     flags = {name: Setting(value, flag(name)) for name, value in given.items()} | own
     layers = [*files, flags]
