@@ -101,6 +101,10 @@ FAULTS: dict[str, Callable[[], Choose]] = {
 }
 
 
+#: Schemes of the URLs by server.
+_SERVERS = {"moto": "s3", "s3rver": "s3", "azurite-blob": "az"}
+
+
 def save_forever(url: str, report: Report) -> None:
     """Reports what the previous process left, and then saves until it is killed."""
     lock, store = BucketLock(url), store_at(url)
@@ -211,7 +215,11 @@ def _fault(proxy: buckets.Proxy, choose: Choose) -> Iterator[None]:
 def meet_faults(scheme: str, server: buckets.Server, folder: Path, num_saves: int) -> None:
     """Prints a row for each fault; for servers that keep their objects, for a kill only."""
     program = server.program
-    faults = FAULTS if program == "moto" else {f"{program} killed": lambda: killed(server)}
+    faults = (
+        FAULTS
+        if program == "moto"
+        else {f"{program} killed and started again": lambda: killed(server)}
+    )
     create = buckets.create_container if scheme == "az" else buckets.create_bucket
     create(server.address, "bucket")
     with pytest.MonkeyPatch.context() as patch, buckets.through_proxy(server.address, patch) as one:
@@ -232,6 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100, metavar="N")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--servers", nargs="+", default=list(_SERVERS), choices=_SERVERS)
     parser.add_argument("--saves", type=int, default=5, metavar="N", help="saves for each fault")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
@@ -245,12 +254,12 @@ def main(arguments: list[str] | None = None) -> int:
         numbers.write(folder := Path(name) / "data", num_records=1000, num_shards=5)
         pipelines.read(folder, 10)  # writes the offsets
         print("| fault | saves that failed | newest checkpoint | reading |", flush=True)
-        for scheme, program in (("s3", "moto"), ("s3", "s3rver"), ("az", "azurite-blob")):
+        for program in given.servers:
             if program != "moto" and shutil.which(program) is None:
                 print(f"| {program} killed | not tried: it is not on the PATH | | |")
                 continue
             with buckets.running(program, Path(name) / program) as server:
-                meet_faults(scheme, server, folder, given.saves)
+                meet_faults(_SERVERS[program], server, folder, given.saves)
     return 0 if counts["intact"] == counts["kills"] else 1
 
 
