@@ -66,6 +66,7 @@ def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
 
 
 STARTED = """
+import warnings
 import tensorflow as tf
 tf.constant(1) + 1
 import tfdist
@@ -75,6 +76,8 @@ try:
     tfdist.Trainer(build, devices=2)
 except tfdist.errors.DeviceError as error:
     print("raised:", error)
+print(tfdist.Trainer(build, "mirrored").strategy.num_replicas, "replica with a warning")
+warnings.simplefilter("error", UserWarning)
 trainer = tfdist.Trainer(build)
 trainer.fit(X, LABELS, batch_size=4, verbose=0)
 print("replicas:", trainer.strategy.num_replicas)
@@ -87,4 +90,5 @@ def test_tensorflow_that_started_first_limits_the_devices() -> None:
     assert "raised: Expected 2 logical CPU devices" in done.stdout
     assert "Call tfdist.devices.configure(2) before the first" in done.stdout
     assert "Continuing with 1" in done.stderr
+    assert "1 replica with a warning" in done.stdout
     assert "replicas: 1" in done.stdout

@@ -77,7 +77,8 @@ class Trainer:
         build_model: A function that returns a compiled `keras.Model`; called in the strategy's
             scope. Or a compiled model, which is rebuilt in that scope with its weights, and is
             not changed.
-        strategy: A name from `strategies.STRATEGIES`, or a `Strategy`.
+        strategy: A name from `strategies.STRATEGIES`, or a `Strategy`. `"auto"`: `mirrored` in one
+            process; `multi_worker` or `horovod` over the processes of a launcher.
         devices: The devices of this process. None for all; a number (logical CPU devices on a host
             without GPUs); or a list of names.
         accumulate: Gradient accumulation: number of micro-batches per global batch. More
@@ -132,7 +133,7 @@ class Trainer:
     def __init__(
         self,
         build_model: create.BuildModel,
-        strategy: str | Strategy = "mirrored",
+        strategy: str | Strategy = "auto",
         devices: int | str | Sequence[str] | None = None,
         accumulate: int = 1,
         sync_batch_norm: bool = False,

@@ -19,6 +19,9 @@ from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
 
+#: Names of folders that hold a part of the data each, and no class.
+_SPLITS = frozenset({"train", "validation", "val", "valid", "test"})
+
 
 class Options(BaseModel):
     """Options of sources. None, False and () mean that an option is not given."""
@@ -139,15 +142,22 @@ def class_names(paths: Iterable[AnyPath], folder: AnyPath) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
     Raises:
-        DataError: Some files are in the folder itself and others in subfolders.
+        DataError: Some files are in the folder itself and others in subfolders, or the subfolders
+            are splits that contain class folders.
     """
-    names, loose = set(), None
+    names, loose, depth = set(), None, 0
     for path in paths:
         parts = storage.relative(path, folder).parts
+        depth = max(depth, len(parts))
         if len(parts) > 1:
             names.add(parts[0])
         else:
             loose = path
     if names and loose:
         raise DataError(f"{loose}: has no class; move it to one of the class folders")
+    if "train" in names and names <= _SPLITS and depth > 2:
+        raise DataError(
+            f"{folder}: contains the splits {', '.join(sorted(names))} and not classes; pack each "
+            f"one: python -m pipelines.pack {folder / 'train'} DEST/train, and so on"
+        )
     return tuple(sorted(names))

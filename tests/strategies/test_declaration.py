@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 import subprocess
 import sys
 
 import pytest
 
 from tests.support import ROOT
-from tfdist import strategies
+from tfdist import cluster, strategies
+from tfdist.cluster import membership
 from tfdist.config import TrainConfig
 from tfdist.run import flags
 
@@ -76,6 +79,12 @@ def test_declared_option_becomes_a_flag() -> None:
     assert "parameter_server|multi_worker|horovod|folded" in shown
 
 
+def _tf_config(**numbers: int) -> str:
+    ports = itertools.count(2222)
+    tasks = {kind: [f"a:{next(ports)}" for _ in range(n)] for kind, n in numbers.items()}
+    return json.dumps({"cluster": tasks, "task": {"type": "worker", "index": 0}})
+
+
 @pytest.mark.parametrize("change", ["other type", "name of a field"])
 def test_duplicate_name_raises(change: str) -> None:
     name, kind = {"other type": ("merge_on", "str"), "name of a field": ("epochs", "int")}[change]
@@ -106,3 +115,24 @@ def test_former_names_of_strategies_are_accepted(former: str, name: str) -> None
     assert f"strategy: {name}\n" in config.to_yaml()
     assert TrainConfig(strategy=former).strategy == name
     assert strategies.create(former, 2).name == name
+
+
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, "mirrored"),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "horovod"),
+        ({"TF_CONFIG": _tf_config(worker=2)}, "multi_worker"),
+        ({"TF_CONFIG": _tf_config(worker=2, ps=1)}, "parameter_server"),
+    ],
+)
+def test_automatic_strategy_follows_the_launcher(
+    variables: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    monkeypatch.setattr(membership, "_in_use", cluster.discover(variables))
+    monkeypatch.setattr(
+        strategies.Declaration, "load", lambda self: loaded.append(self) or (lambda devices: "new")
+    )
+    assert strategies.create("auto", 2) == "new"
+    assert loaded == [strategies.STRATEGIES[name]]

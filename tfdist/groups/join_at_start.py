@@ -3,8 +3,8 @@
 A process can join a TensorFlow cluster only before TensorFlow is initialized, and building a model
 initializes it. In scripts that `tfdist.launch` started, `import tfdist` therefore installs a hook
 that connects the workers in the first operation. So a model that is already built can be passed to
-`Trainer(model, strategy="multi_worker")`. Creating a strategy before the first operation removes
-the hook, because the strategy connects the workers.
+`Trainer(model)`. Creating a strategy before the first operation removes the hook, because the
+strategy connects the workers.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ def _is_script_of_worker() -> bool:
     program = Path(sys.argv[0])  # "-m" while the package of a command is imported
     is_command = Path(__file__).parents[1] in program.absolute().parents
     in_main = multiprocessing.parent_process() is None
-    return bool(is_worker and launched and in_main and not is_command) and _names_strategy(program)
+    return bool(is_worker and launched and in_main and not is_command) and _leads_to_strategy(program)
 
 
-def _names_strategy(program: Path) -> bool:
-    """Returns whether a script or its arguments contain the strategy's name."""
+def _leads_to_strategy(program: Path) -> bool:
+    """Returns whether a script or its arguments lead to the strategy: others must not join."""
     try:
         text = program.read_text()
     except (OSError, UnicodeDecodeError):
         return False
-    return any(_STRATEGY in words for words in (text, *sys.argv[1:]))
+    by_default = "Trainer(" in text and "strategy" not in text  # `strategies.create("auto")`
+    return by_default or any(_STRATEGY in words for words in (text, *sys.argv[1:]))
 
 
 def _has_peers() -> bool:

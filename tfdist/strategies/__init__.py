@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +44,9 @@ _PROCESS_GROUP = Option(
     "auto",
 )
 _PARAMETER_DEVICE = Option(str, "device that holds the variables", "CPU:0")
+
+#: The name that stands for the data-parallel strategy of however this process was started.
+AUTO = "auto"
 
 #: The strategies by name. Each option is also a flag of the training command.
 STRATEGIES: dict[str, Declaration] = {
@@ -174,7 +178,9 @@ def create(
         >>> trainer = tfdist.Trainer(build_model, strategy=strategy)
 
     Args:
-        name: One of `STRATEGIES` or `ALIASES`; None: as the mesh implies. A strategy object is
+        name: One of `STRATEGIES` or `ALIASES`; None: as the mesh implies. `"auto"`: `mirrored` in
+            one process, on the devices that TensorFlow has if it has started; over the processes
+            of a launcher, the data-parallel strategy that joins them. A strategy object is
             returned as it is. A `DeviceMesh`, `DataParallel` or `ModelParallel` of
             `keras.distribution` stands for the equivalent strategy.
         devices: As for `tfdist.devices.resolve`.
@@ -192,6 +198,8 @@ def create(
         name, options = None, options | more
     if mesh is not None:
         name, devices, options = _on_mesh(mesh, name, devices, options)
+    if name == AUTO:
+        name, devices = _automatic(devices)
     if not isinstance(name, str):
         strategy_object = _made(name, devices)
         _check_joins(strategy_object.name)
@@ -222,6 +230,24 @@ def options_by_name() -> Mapping[str, Mapping[str, Option]]:
         for name, option in declared.options.items():
             found.setdefault(name, {})[strategy] = option
     return found
+
+
+def _automatic(
+    devices: int | str | Sequence[str] | None,
+) -> tuple[str, int | str | Sequence[str] | None]:
+    """Returns the data-parallel strategy that fits how this process was started, and its devices.
+
+    A model that is already built has started TensorFlow, which can then no longer divide the CPU.
+    """
+    started = cluster.started_together()
+    if started is not None:
+        joined = "multi_worker" if started.addresses or started.master else "horovod"
+        return "parameter_server" if started.ps else joined, devices
+    if devices is None and "tensorflow" in sys.modules:
+        runtime = importlib.import_module("tfdist.upstream.tensorflow_runtime")
+        if runtime.has_started():
+            devices = importlib.import_module("tfdist.devices").available()
+    return "mirrored", devices
 
 
 def _check_joins(name: str) -> None:
