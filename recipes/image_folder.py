@@ -25,6 +25,7 @@ import tensorflow as tf
 from pydantic import BaseModel, Field
 
 import pipelines
+import tfdist
 from pipelines.maps import images
 from pipelines.maps.layers import mixed, seeded
 from recipes import _class_folders, _pictures
@@ -131,6 +132,8 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns global batches `(uint8 images, one-hot labels)`, and weights with class_weights."""
     hp = Hyperparameters.model_validate(config.set)
     size = (hp.image_size, hp.image_size)
+    if tfdist.is_chief() and config.verbose != 0:
+        _advise(config, hp.image_size)
     rand_augment = seeded(keras.layers.RandAugment((0, 255), max(hp.randaugment, 1), factor=0.5))
 
     def augment(record: Any, seed: tf.Tensor) -> Any:
@@ -143,6 +146,17 @@ def train_data(config: TrainConfig) -> tf.data.Dataset:
     if hp.class_weights == "none" or config.data == data.SYNTHETIC:
         return batches
     return _class_folders.with_class_weights(batches, _folders(config))
+
+
+def _advise(config: TrainConfig, image_size: int) -> None:
+    """Prints flags for a quick start if the images are large for a host without GPUs."""
+    if image_size >= _LARGE_STEM and not tf.config.list_physical_devices("GPU"):
+        narrow = " --set width=16" if "width" in models.options(str(config.model)) else ""
+        print(
+            f"Without GPUs, an epoch with images of {image_size}x{image_size} pixels may take "
+            f"minutes. Quick start: --set image_size=64{narrow}",
+            file=sys.stderr,
+        )
 
 
 def validation_data(config: TrainConfig) -> tf.data.Dataset:

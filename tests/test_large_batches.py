@@ -99,7 +99,7 @@ def test_schedule_counts_steps_of_growing_batches() -> None:
     for i, step in enumerate(changes):
         assert [float(rule(step - 1)), float(rule(step))] == pytest.approx([0.1**i, 0.1 ** (i + 1)])
     assert float(rule(10)) == pytest.approx(0.5)
-    assert from_config.fit_arguments(config)["batch_size"] == {0: 32, 3: 100, 5: 64}
+    assert from_config.fit_arguments(config, None, None)["batch_size"] == {0: 32, 3: 100, 5: 64}
     assert from_config.first_batch_size(config) == 32
 
 

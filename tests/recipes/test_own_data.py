@@ -39,16 +39,19 @@ def test_one_packed_folder_says_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["val", "valid", "validation"])
 def test_names_of_the_validation_split(name: str, tmp_path: Path) -> None:
     for split in ("train", name):
-        for label in ("cat", "dog"):
-            path = tmp_path / "photos" / split / label / "1.png"
-            path.parent.mkdir(parents=True)
-            path.write_bytes(pictures.encoded(1))
+        pictures.write_classes(tmp_path / "photos" / split, 2)
     assert list(folder(tmp_path / "photos", "validation", tmp_path).glob("*.tfrecord"))
 
 
 def test_a_missing_split_is_named_with_those_found(tmp_path: Path) -> None:
     (tmp_path / "photos" / "train").mkdir(parents=True)
     with pytest.raises(DataError, match=r"Found only .*photos/train"):
+        folder(tmp_path / "photos", "validation", tmp_path)
+
+
+def test_a_missing_split_of_images_is_named_alone(tmp_path: Path) -> None:
+    pictures.write_classes(tmp_path / "photos" / "train", 2)
+    with pytest.raises(DataError, match=r"folders train and validation in it, found only train\."):
         folder(tmp_path / "photos", "validation", tmp_path)
 
 

@@ -123,6 +123,17 @@ def test_elements_of_a_vector_are_counted() -> None:
             data.check_features(features, {"attributes": 40}, "DATA", "USER")
 
 
+@pytest.mark.parametrize(("more", "narrow"), [([], " --set width=16"), (["--model=cnn"], "")])
+def test_large_images_on_cpus_come_with_advice(
+    more: list[str], narrow: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["--recipe=image_folder", "--data=synthetic", *more]
+    image_folder.train_data(flags.parse("", "", common))
+    assert capsys.readouterr().err.endswith(f"Quick start: --set image_size=64{narrow}\n")
+    image_folder.train_data(flags.parse("", "", [*common, "--set=image_size=64"]))
+    assert not capsys.readouterr().err
+
+
 def test_pictures_are_written_and_weights_reused(tmp_path: Path) -> None:
     common = [
         "--recipe=image_folder", "--model=cnn", "--set=filters=[4]", "--set=units=4", "--epochs=1",

@@ -85,3 +85,12 @@ def test_error_in_a_generator_names_its_line() -> None:
     _, *frames = str(error.value).splitlines()
     assert frames[0].startswith(f'  File "{__file__}", line ')
     assert frames[1:] == ['    raise KeyError("no more rows")']
+
+
+@pytest.mark.parametrize(("batches", "steps"), [(2, 2), (5, 3), (-1, 3)])
+def test_smoke_run_has_no_more_steps_than_the_data(batches: int, steps: int) -> None:
+    data = tf.data.Dataset.range(1).repeat(batches)  # -1: without end
+    config = TrainConfig(smoke=True)
+    arguments = from_config.fit_arguments(config, data, data)
+    assert (arguments["steps_per_epoch"], arguments["validation_steps"]) == (steps, steps)
+    assert from_config.fit_arguments(config, data, None)["validation_steps"] is None

@@ -71,5 +71,7 @@ def test_run_that_fails_at_its_start_leaves_no_folder(
         assert "ValueError: mine" in capsys.readouterr().err
     else:
         assert train.main(flags) == 1
-        assert "/nope" in capsys.readouterr().err
+        printed = capsys.readouterr()
+        assert "--resume /nope: there is no such folder" in printed.err
+        assert not printed.out  # nothing is built before
     assert not (tmp_path / "a").exists()

@@ -119,6 +119,13 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
             f"{_listed(root)}. Move the class folders into them, or use --recipe image_folder or "
             "text_classifier, which divide class folders themselves."
         )
+    elif found and all(_has_class_folders(Path(path)) for path in found) and _only_folders(root):
+        both = " and ".join(folders)
+        raise DataError(
+            f"--data {source}: recipe {config.recipe!r} needs the folders {both} in it, found only "
+            f"{_listed(root)}. Add the other one, or use --recipe image_folder or text_classifier, "
+            "which divide class folders themselves."
+        )
     else:
         options["split"] = data_set.splits[split]
     name = re.sub(r"\W+", "-", str(config.data)).strip("-")
@@ -140,6 +147,11 @@ def _has_class_folders(root: Path) -> bool:
     return bool(entries) and all(
         entry.is_dir() and not any(one.is_dir() for one in entry.iterdir()) for entry in entries
     )
+
+
+def _only_folders(root: Path) -> bool:
+    """Returns whether no file, such as an archive with another split, lies beside the folders."""
+    return all(entry.is_dir() for entry in root.iterdir())
 
 
 def _listed(root: Path) -> str:

@@ -20,7 +20,7 @@ from tfdist.loops.data_handler import check_batch_size
 from tfdist.precision import LossScale
 from tfdist.run import datasets
 from tfdist.run.effect import Watched
-from tfdist.run.recipe import Recipe, callbacks
+from tfdist.run.recipe import Recipe, callbacks, num_steps
 from tfdist.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -160,18 +160,28 @@ def averages(config: TrainConfig) -> list[Any]:
     return [] if config.ema is None else [keras.callbacks.SwapEMAWeights()]
 
 
-def fit_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Returns the keyword arguments of `fit`."""
-    steps = _SMOKE_STEPS if config.smoke else None
+def fit_arguments(config: TrainConfig, data: Any, validation: Any) -> dict[str, Any]:
+    """Returns the keyword arguments of `fit`, besides the data.
+
+    Args:
+        config: The configuration.
+        data: The `tf.data.Dataset` to train on.
+        validation: The one to validate on, or None.
+    """
     sizes = schedules.batch_sizes(config)  # one size is the data set's own
     return {
         "epochs": 1 if config.smoke else config.epochs,
         "batch_size": sizes if isinstance(sizes, dict) and not config.smoke else None,
-        "steps_per_epoch": steps,
-        "validation_steps": steps,
+        "steps_per_epoch": _smoke_steps(data) if config.smoke else None,
+        "validation_steps": _smoke_steps(validation) if config.smoke and validation else None,
         "verbose": config.verbose,
         "shuffle": False,  # a recipe's data set shuffles itself; Keras warns of shuffling twice
     }
+
+
+def _smoke_steps(data: Any) -> int:
+    """Returns the number of steps of a smoke run; Keras warns if small data end before."""
+    return min(num_steps(data) or _SMOKE_STEPS, _SMOKE_STEPS)
 
 
 def first_batch_size(config: TrainConfig) -> int:

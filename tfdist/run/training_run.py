@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from pipelines.storage import is_url
+from tfdist import cluster
 from tfdist.callbacks.batch_size import BatchSize
 from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.metrics_log import MetricsLog
@@ -29,6 +31,16 @@ from tfdist.run.folder import RunFolder, full_disk_message, provenance, save_mod
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
+
+
+def _check_resume(resume: str) -> None:
+    """Refuses a path without files before anything is built; only the chief reads checkpoints."""
+    is_path = resume not in ("auto", "never") and not is_url(resume)
+    if cluster.is_chief() and is_path and not Path(resume).exists():
+        raise ConfigurationError(
+            f"--resume {resume}: there is no such folder. Give the path of a checkpoint or of a "
+            "run folder, or use --resume auto to continue the run of the same command."
+        )
 
 
 @dataclass
@@ -65,6 +77,7 @@ class TrainingRun:
         self._config, self._began = config, time.monotonic()
         saved_model.check_exporters(config.export)
         loggers.check(config.logger)
+        _check_resume(config.resume)
         workload = self._recipe = recipe.find(config.recipe)
         keras.utils.set_random_seed(config.seed)
         strategy = self._strategy = from_config.make_strategy(config)
@@ -126,7 +139,7 @@ class TrainingRun:
                         self._data,
                         validation_data=self._validation,
                         callbacks=[*self._callbacks, *told, batches, *self._profiles],
-                        **from_config.fit_arguments(config),
+                        **from_config.fit_arguments(config, self._data, self._validation),
                     )
             except interrupts.TimeIsUp:
                 ending.stopped = "by --max-time"
