@@ -29,6 +29,7 @@ COMMANDS = {
     ),
     "runs": ("tfdist.runs.__main__", "lists, compares and deletes runs"),
     "bench": ("tfdist.bench.__main__", "measures step, input, all-reduce and scaling"),
+    "remote": ("tfdist.remote.__main__", "serves the devices of this host to another one"),
     "install_horovod": (
         "tfdist.install_horovod.__main__",
         "builds Horovod for this Python environment",

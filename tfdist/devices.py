@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.errors import DeviceError
+from tfdist import cluster
+from tfdist.errors import ConfigurationError, DeviceError
+from tfdist.remote import connection
 from tfdist.upstream.tensorflow_runtime import has_started
 
 #: Number of logical CPU devices on a host without GPUs, unless the caller passes a number.
@@ -136,16 +138,24 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
 
     Args:
         devices: None for all GPUs, or for `default_cpus` logical CPU devices on a host without
-            GPUs; a number of devices; or names such as `"GPU:1"`.
+            GPUs; a number of devices; or names such as `"GPU:1"`. Names of devices of other
+            hosts, such as `"host-b:2222/GPU:1"`, connect this process to their servers; of several
+            processes that train together, each uses its part of the names.
         default_cpus: Number of logical CPU devices for None on a host without GPUs.
+
+    Returns:
+        Names such as `"GPU:1"`; with devices of other hosts, TensorFlow's full names of all.
 
     Raises:
         DeviceError: There are too few devices, or a device does not exist.
+        ClusterError: A server of another host does not answer.
     """
     if devices is None:
         return _all(default_cpus)
     if isinstance(devices, int):
         return _first(devices)
+    if connection.names_remote(devices):
+        return _with_remote(devices)
     names = _normalized(devices)
     if not names or len(set(names)) < len(names):
         raise DeviceError(f"devices={names}: expected one or more different names.")
@@ -162,6 +172,42 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
             f"Device {', '.join(unknown)} does not exist. Available devices: {', '.join(known)}."
         )
     return names
+
+
+def _with_remote(devices: str | Sequence[str]) -> list[str]:
+    """Returns the full names of devices, of which some are of other hosts."""
+    names = [devices] if isinstance(devices, str) else list(devices)
+    started = cluster.started_together()
+    if started is not None and not any(map(connection.is_remote, names)):
+        each, left = divmod(len(names), started.size)
+        if left:
+            raise DeviceError(
+                f"devices={names}: {len(names)} names of devices, some of other hosts, cannot be "
+                f"divided over {started.size} processes. Name as many for each process."
+            )
+        names = names[started.rank * each : (started.rank + 1) * each]
+    if not connection.names_remote(names):
+        return resolve(names, 1)
+    own = [name for name in names if not connection.names_remote(name) and name[:5] != "/job:"]
+    known = dict(zip(own, resolve(own, 1) if own else [], strict=True))
+    full = connection.resolve([known.get(name, name) for name in names])
+    if len(set(full)) < len(full):
+        raise DeviceError(f"devices={names}: expected one or more different names.")
+    return full
+
+
+def refuse_remote(devices: object, what: str, reason: str) -> None:
+    """Refuses devices of other hosts for what cannot use them.
+
+    Raises:
+        ConfigurationError: `devices` names some.
+    """
+    if connection.names_remote(devices):
+        raise ConfigurationError(
+            f"{what} cannot use devices of other hosts: {reason}. Use strategy 'pipeline', "
+            "'tensor_parallel', 'sharded' or 'towers', over several processes with Horovod; or "
+            "start a process on each host with python -m tfdist.launch."
+        )
 
 
 def _normalized(devices: str | Sequence[str]) -> list[str]:

@@ -42,7 +42,12 @@ class TfdistError(Exception):
         ... except tfdist.errors.TfdistError as error:
         ...     print(error)  # doctest: +ELLIPSIS
         No strategy is called 'mirored'; choose one of ... Did you mean mirrored?
+
+    Attributes:
+        exit_code: The exit code of a command that ends with this error.
     """
+
+    exit_code = 1
 
 
 class ConfigurationError(TfdistError, ValueError):

@@ -15,8 +15,9 @@ from tests.conformance import feeds
 from tests.conformance.cases import CASES
 from tests.conformance.results import Result, collect
 from tests.gpu_paths.nccl_stand_in import NcclStandIn
+from tests.remote import servers
 from tests.support.case import Case
-from tfdist import strategies
+from tfdist import cluster, strategies
 
 #: Single-process strategies of tfdist, each with the numbers of replicas that run every case.
 STRATEGIES = {
@@ -70,6 +71,14 @@ OPTIONS |= {
     },
 }  # fmt: skip
 
+# Devices of two server processes; over processes, each has one device of its own and one server.
+OPTIONS |= {
+    name.replace("over processes", on): options
+    for name, options in OPTIONS.items()
+    if name.endswith("over processes")
+    for on in ("on servers", "on servers over processes")
+}
+
 #: Cases that pipeline parallelism refuses with an error: models that call their layers in a custom
 #: `call`, custom `train_step`s, and models with fewer layers than stages.
 _REFUSED_BY_PIPELINE = {
@@ -102,6 +111,8 @@ REFUSED = {
     "pipeline over processes": _REFUSED_BY_PIPELINE,
     "pipeline on a mesh": _REFUSED_BY_PIPELINE,
     "pipeline over TensorFlow": _REFUSED_BY_PIPELINE,
+    "pipeline on servers": _REFUSED_BY_PIPELINE,
+    "pipeline on servers over processes": _REFUSED_BY_PIPELINE,
     "tensor_parallel": _PROGRAMS_REFUSED_WHEN_SHARDED,
     "sharded parameters": _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED,
     "sharded parameters over processes": (
@@ -236,7 +247,12 @@ def create_strategy(strategy: str, num_replicas: int, batch_size: int = 4) -> st
         return NcclStandIn(num_replicas)
     if strategy == "pipeline" and batch_size < 4:  # one row for each micro-batch
         options = {"micro_batches": batch_size}
-    created = strategies.create(strategy.partition(" ")[0], num_replicas, **options)
+    devices: int | list[str] = num_replicas
+    if strategy.endswith("on servers"):
+        devices = list(servers.devices(num_replicas))
+    elif strategy.endswith("on servers over processes"):
+        devices = ["CPU:0", *servers.devices(num_replicas - 1)] * cluster.size()
+    created = strategies.create(strategy.partition(" ")[0], devices, **options)
     if strategy.startswith("sharded") and created.bucket_bytes:
         created.bucket_bytes = 1  # as in `OPTIONS` for the others
     return created

@@ -94,6 +94,19 @@ LAYOUTS = {
             "tensor_parallel on a mesh over TensorFlow",
         )
     },
+    **{
+        f"{name} on servers": [Layout(f"{name} on servers", 1, num_devices=2, via="")]
+        for name in (
+            "pipeline",
+            "tensor_parallel",
+            "sharded optimizer",
+            "sharded gradients",
+            "sharded parameters",
+        )
+    },
+    "pipeline on servers over processes": [
+        Layout("pipeline on servers over processes", 2, num_devices=2)
+    ],
     "parameter_server": [Layout("parameter_server", 1, via="")],
 }
 

@@ -76,6 +76,13 @@ FEW: dict[str, tuple[str, ...]] = {
         "embedding-clipped",
         "rows-that-mix",
     ),
+    # tests/remote runs three of these cases with one pair of servers.
+    "pipeline on servers": (),
+    "tensor_parallel on servers": (),
+    "sharded optimizer on servers": (),
+    "sharded gradients on servers": (),
+    "sharded parameters on servers": (),
+    "pipeline on servers over processes": ("batch-norm",),
     "sharded parameters on a mesh": ("embedding-clipped", "rows-that-mix"),
     "sharded gradients on a mesh over TensorFlow": ("uneven-batches",),
     "pipeline on a mesh": ("accumulate-clipped",),

@@ -110,10 +110,21 @@ def interface_towards(host: str) -> str:
     Raises:
         ClusterError: There is no route to the host.
     """
-    source = _source(host)
+    source = address_towards(host)
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == source for one in addresses):
             return name
+    raise ClusterError(f"This host has no interface with the address {source}.")
+
+
+def address_towards(host: str) -> str:
+    """Returns the address of this host from which it reaches another host.
+
+    Raises:
+        ClusterError: There is no route to the host.
+    """
+    if source := _source(host):
+        return source
     raise ClusterError(f"Cannot reach {host!r} from this host. Check that the name resolves here.")
 
 

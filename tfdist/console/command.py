@@ -27,10 +27,10 @@ def run(main: Callable[[], int | None]) -> int:
             user as `TfdistError`.
 
     Returns:
-        The exit code of `main`. 1 for a `TfdistError`, which is printed without a traceback, and
-        for any other error, which is printed with the user's frames (`tracebacks`). 130 for an
-        interrupt. 138 (`tfdist.errors.REQUEUE`) after a preemption, from which the same
-        command resumes.
+        The exit code of `main`. That of a `TfdistError`, which is printed without a traceback: 1,
+        or 75 if a device server was lost. 1 for any other error, which is printed with the user's
+        frames (`tracebacks`). 130 for an interrupt. 138 (`tfdist.errors.REQUEUE`) after a
+        preemption, from which the same command resumes.
     """
     try:
         shadowed_packages.put_first()
@@ -40,7 +40,7 @@ def run(main: Callable[[], int | None]) -> int:
         return main() or 0
     except TfdistError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except Preempted:
         return REQUEUE
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.cluster import Cluster, gpus, liveness
-from tfdist.devices import requested_gpus, resolve, use_gpus
+from tfdist.devices import refuse_remote, requested_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
@@ -284,6 +284,8 @@ def _meet(
         ClusterError: Workers are missing or inconsistent, or there are fewer GPUs than workers.
         DeviceError: A device does not exist.
     """
+    reason = "TensorFlow connects a process to one cluster"
+    refuse_remote(devices, "what exchanges sums through TensorFlow's collectives", reason)
     if workers.size == 1:
         return workers, resolve(devices, default_cpus)
     requested = requested_gpus(devices)

@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.remote import connection
+
 #: Tensors with fewer elements are packed together. For larger ones (from 1 MB of float32), the copy
 #: costs more than a separate collective.
 FUSION_LIMIT = 1 << 18
@@ -102,10 +104,10 @@ def by_dtype(reduce: Reduce, tensors: list) -> list:
 
 
 def by_device(reduce: Reduce, tensors: list) -> list:
-    """Applies `reduce` once for each device that has tensors, on that device."""
+    """Applies `reduce` once for each device that has tensors: there, or on this host if remote."""
 
     def there(tensors: list) -> list:
-        with tf.device(tensors[0].device):
+        with tf.device(connection.of_this_process(tensors[0].device)):
             return reduce(tensors)
 
     return _grouped(lambda tensor: tensor.device, there, tensors)

@@ -23,6 +23,7 @@ from tfdist.errors import ClusterError, MissingError
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused
+from tfdist.remote import connection
 from tfdist.watchdog import start_up
 
 #: Horovod's variable that turns off the fusion of tensor groups, which depends on when they arrive.
@@ -80,7 +81,7 @@ class HorovodGroup(ProcessGroup):
         return tf.cast(received, tensor.dtype)
 
     def gather_words(self, words: np.ndarray) -> np.ndarray:
-        with tf.device("CPU:0"):
+        with tf.device(connection.on_this_host("CPU:0")):
             whole = self._hvd.allgather(tf.constant(words), name="tfdist_words")
         return whole.numpy().reshape(self.size, -1)
 

@@ -39,6 +39,7 @@ from tfdist.checkpoint.manifest import versions
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
+from tfdist.remote import connection
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -371,7 +372,7 @@ def provenance(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str
         "seed": config.seed,
         "deterministic": config.deterministic,
         "strategy": strategy.name,
-        "devices": list(strategy.devices),
+        "devices": [*map(connection.short, strategy.devices)],
         "workers": strategy.num_workers,
         "replicas": strategy.num_replicas,
         "git": {name: git_state(_folder_of(module)) for name, module in sources.items()},

@@ -71,7 +71,8 @@ class Lookups:
 
     def _probe(self, place: int) -> LookupKind:
         if not self._indices:
-            with tf.init_scope():
+            # On no particular device: what a function returns there could not be read here.
+            with tf.init_scope(), tf.device(None):
                 x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
                 self._has_sparse = any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(x))
                 looked_up = functools.partial(_looked_up, self._model, x)

@@ -27,10 +27,11 @@ from tfdist import cluster
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
+from tfdist.remote import connection
 from tfdist.strategies import batches, inner_loop
 from tfdist.strategies.batches import num_rows
 from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
-from tfdist.watchdog import start_up
+from tfdist.watchdog import device_servers, start_up
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -287,8 +288,8 @@ class Strategy(ABC):
         return nullcontext()
 
     def translate_errors(self) -> AbstractContextManager[None]:
-        """Returns a context that reports errors caused by a lost process as such."""
-        return nullcontext()
+        """Returns a context that reports errors caused by a lost process or server as such."""
+        return device_servers.watched()
 
     # ---- variables ----
 
@@ -518,7 +519,7 @@ class Strategy(ABC):
         logical = " (logical CPU devices, because there are no GPUs)" if on_cpu else ""
         rows = {
             "strategy": self.name,
-            "devices": ", ".join(self.devices) + logical,
+            "devices": ", ".join(map(connection.short, self.devices)) + logical,
             "replicas": str(self.num_replicas),
             "shard policy": "each global batch is split over the replicas",
         }

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.devices import resolve
+from tfdist.remote import connection
 from tfdist.strategies.tf_distribute import TFDistribute
 
 
@@ -46,17 +47,18 @@ class CentralStorage(TFDistribute):
         prefetch_to_device: bool | None = None,
     ) -> None:
         names = resolve(devices, self.default_cpus)
-        (self.parameter_device,) = resolve([parameter_device], self.default_cpus)
+        (parameter_device,) = resolve([parameter_device], self.default_cpus)
+        self.parameter_device = connection.on_this_host(parameter_device)
         super().__init__(
             names,
             tf.distribute.experimental.CentralStorageStrategy(
-                [f"/device:{name}" for name in names], f"/device:{self.parameter_device}"
+                [*map(connection.path, names)], connection.path(self.parameter_device)
             ),
             prefetch_to_device,
         )
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | {"parameters on": self.parameter_device}
+        return super().describe() | {"parameters on": connection.short(self.parameter_device)}
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.devices import resolve
+from tfdist.devices import refuse_remote, resolve
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.tf_distribute import TFDistribute
@@ -50,6 +50,8 @@ class Mirrored(TFDistribute):
         one_trace_from: int = _ONE_TRACE_FROM,
     ) -> None:
         self.one_trace_from = one_trace_from
+        reason = "TensorFlow mirrors variables within a process only"
+        refuse_remote(devices, "strategy 'mirrored'", reason)
         names = resolve(devices, self.default_cpus)
         self.reduction = _resolve(all_reduce, merge_on, names)
         # Always explicit: TensorFlow's default keeps collective keys for the whole process, so that

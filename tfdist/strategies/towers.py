@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.devices import resolve
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import fused, local_sum
+from tfdist.remote import connection
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.replica_threads import ReplicaThreads
 
@@ -49,11 +50,12 @@ class Towers(Strategy):
         group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(resolve(devices, self.default_cpus), group)
-        (self.parameter_device,) = resolve([parameter_device], self.default_cpus)
+        (parameter_device,) = resolve([parameter_device], self.default_cpus)
+        self.parameter_device = connection.on_this_host(parameter_device)
         self._threads = ReplicaThreads()
 
     def describe(self) -> dict[str, str]:
-        return super().describe() | {"parameters on": self.parameter_device}
+        return super().describe() | {"parameters on": connection.short(self.parameter_device)}
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import keras
 
 from tfdist.errors import ConfigurationError
+from tfdist.remote import connection
 from tfdist.strategies.pipeline import bubble, costs
 from tfdist.strategies.pipeline.schedule import draw_timeline, micro_batches_in_memory
 from tfdist.strategies.pipeline.stages import (
@@ -160,7 +161,8 @@ def _describe_stages(stages: Stages | None, devices: Sequence[str]) -> dict[str,
         cost_texts = [f", {num_bytes / 1e6:,.1f} MB" for num_bytes in held]
     return {
         f"stage {number}": (
-            f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){cost}, on {device}"
+            f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){cost}, "
+            f"on {connection.short(device)}"
         )
         for number, ((first, last), size, cost, device) in enumerate(
             zip(stages.ends(), sizes, cost_texts, devices, strict=True)

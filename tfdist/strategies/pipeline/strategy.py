@@ -18,6 +18,7 @@ from tfdist.devices import colocate_with_inputs
 from tfdist.errors import ConfigurationError
 from tfdist.groups import agreement
 from tfdist.groups.fusion import by_device, local_sum
+from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.pipeline import planning
@@ -33,7 +34,6 @@ from tfdist.upstream.keras_model import move
 from tfdist.upstream.keras_optimizers import slots_of
 
 #: Where weights are until the stages are known.
-_HOST = "CPU:0"
 
 
 class Pipeline(Strategy):
@@ -98,12 +98,13 @@ class Pipeline(Strategy):
                 f"{', '.join(names)}. Use as many devices as stages, or omit one of the two."
             )
         self.micro_batches, self.order = micro_batches, order
+        self._host = connection.on_this_host("CPU:0")
         super().__init__(names, group)
         if group.size > 1:
             what = (micro_batches, "micro-batches", "micro_batches")
             agreement.check_same_count(group, *what)
         self.planner = StagePlanner(
-            names, _HOST, micro_batches, order, layers, balance, balance_rows,
+            names, self._host, micro_batches, order, layers, balance, balance_rows,
             plot_stages if self.is_chief else None, self._agreed,
         )  # fmt: skip
         self.measured_bubble = MeasuredBubble(len(names), micro_batches)
@@ -129,7 +130,7 @@ class Pipeline(Strategy):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with tf.device(_HOST):
+        with connection.spread(self.devices, self._host):
             yield
 
     def place(self, model: Any) -> None:

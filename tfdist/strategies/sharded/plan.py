@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups.base import shard_sizes
+from tfdist.remote import connection
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import ShardedVariable
@@ -188,8 +189,7 @@ def bytes_by_device(variables: Iterable[keras.Variable]) -> dict[str, int]:
     held: dict[str, int] = {}
     for variable in variables:
         for own in tensors_of(variable):
-            device = tf.DeviceSpec.from_string(own.device)
-            name = f"{device.device_type}:{device.device_index}"
+            name = connection.short(own.device)
             held[name] = held.get(name, 0) + own.shape.num_elements() * own.dtype.size
     return held
 

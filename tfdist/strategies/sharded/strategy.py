@@ -23,6 +23,7 @@ from tfdist.groups.base import ProcessGroup
 from tfdist.groups.collective import CollectiveGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.groups.horovod import HorovodGroup
+from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches, inner_loop, mirrored_variables
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.horovod import device_of_rank
@@ -121,7 +122,8 @@ class ShardedState(Strategy):
             offload: As for `Sharded`.
         """
         self._is_offloaded = offload == "optimizer"
-        self._places = ["CPU:0"] * len(self.devices) if self._is_offloaded else self.devices
+        host = connection.on_this_host("CPU:0")
+        self._places = [host] * len(self.devices) if self._is_offloaded else self.devices
         self.shard, self.copies_weights = shard, shard != "parameters"
         self._owners, self._smallest = list(owners), max(smallest, len(owners))
         self._placed: dict[str, str] = {}
@@ -260,13 +262,18 @@ class ShardedOverDevices(ShardedState, Towers):
         names, group = join_processes(process_group, devices, self.default_cpus)
         super().__init__(names, group=group)
         self.parameter_device = self.devices[0]
-        self.shard_over(self.devices, shard, smallest, offload)
+        self.shard_over([*map(connection.short, self.devices)], shard, smallest, offload)
         self._division = OverDevices(len(self.devices))
 
     def describe(self) -> dict[str, str]:
         rows = super().describe()
         del rows["parameters on"]
         return rows
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with connection.spread(self.devices, connection.of_this_process(self.devices[0])):
+            yield
 
     def division_of(self, variable: keras.Variable) -> OverDevices:
         del variable
@@ -276,6 +283,7 @@ class ShardedOverDevices(ShardedState, Towers):
         self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str
     ) -> None:
         super().keep_whole(weight, slots, owner)
+        owner = self.devices[self._owners.index(owner)]
         setattr(weight, _HOME, owner)
         for variable in slots if self.copies_weights else [weight, *slots]:
             keras_model.move(variable, owner)

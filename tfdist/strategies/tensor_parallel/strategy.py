@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.devices import colocate_with_inputs
 from tfdist.errors import ConfigurationError
 from tfdist.groups.fusion import by_device
+from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.processes import join_processes
@@ -35,7 +36,6 @@ from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
 
 #: Where a model is created, so that no device has to hold all of it.
-_HOST = "CPU:0"
 
 _KINDS = {
     "column": "by column",
@@ -94,6 +94,7 @@ class TensorParallel(Strategy):
                 f"strategy 'tensor_parallel' splits layers over devices, but got only {names[0]}: "
                 "use devices=2 or more, or strategy 'one_device'."
             )
+        self._host = connection.on_this_host("CPU:0")
         super().__init__(names, group)
         self.layout = None if layout is None else dict(rules.checked(layout))
         self._smallest = 1 if layout is not None else smallest
@@ -117,7 +118,7 @@ class TensorParallel(Strategy):
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with tf.device(_HOST):
+        with connection.spread(self.devices, self._host):
             yield
 
     def place(self, model: Any) -> None:
@@ -131,7 +132,7 @@ class TensorParallel(Strategy):
         weights = {id(v) for v in model.variables}
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
             if id(weight) in cut and slot.shape == weight.shape:
-                _divide(Cut(slot, cut[id(weight)].division), self.devices)
+                self._divide(Cut(slot, cut[id(weight)].division))
             elif id(weight) in weights:
                 self._put(slot)
         for optimizer in plain if cut else ():
@@ -149,7 +150,7 @@ class TensorParallel(Strategy):
         cut = {id(own.variable): own for split in found.splits for own in split.cuts}
         for variable in model.variables:
             if id(variable) in cut:
-                _divide(cut[id(variable)], self.devices)
+                self._divide(cut[id(variable)])
             elif keras.backend.is_float_dtype(variable.dtype):  # not seeds and counters
                 self._put(variable)
         gc.collect()  # cycles may hold the full values, and Python frees them at any time
@@ -158,8 +159,17 @@ class TensorParallel(Strategy):
     def _put(self, variable: keras.Variable) -> None:
         """Moves a variable to the first device as a whole."""
         if isinstance(variable, ShardedVariable):  # it could be split before
-            keras_variables.unite(variable, _HOST)
+            keras_variables.unite(variable, self._host)
         keras_model.move(variable, self.devices[0])
+
+    def _divide(self, own: Cut) -> None:
+        """Divides a variable, unless it is divided in this way already."""
+        variable = own.variable
+        if isinstance(variable, ShardedVariable):
+            if variable.division == own.division:
+                return
+            keras_variables.unite(variable, self._host)
+        keras_variables.divide(variable, own.division, self.devices, keep_whole=False)
 
     def run(self, fn: ReplicaFn) -> Any:
         known = list(self._layouts.values())
@@ -215,16 +225,6 @@ class TensorParallel(Strategy):
         return self.local_results(self.run(on_replica))
 
 
-def _divide(own: Cut, devices: Sequence[str]) -> None:
-    """Divides a variable, unless it is divided in this way already."""
-    variable = own.variable
-    if isinstance(variable, ShardedVariable):
-        if variable.division == own.division:
-            return
-        keras_variables.unite(variable, _HOST)
-    keras_variables.divide(variable, own.division, devices, keep_whole=False)
-
-
 def _or_none(gradient: Any) -> Any:
     """Returns a gradient; None if no slice has one."""
     if isinstance(gradient, ShardedGradient) and all(piece is None for piece in gradient):
@@ -254,8 +254,10 @@ def _describe(model: keras.Model, found: Layout, devices: Sequence[str]) -> dict
         + (f" and {work:.1%} of the work" if work is not None else "")
         + f" over {len(devices)} devices: {split}"
         + (f" ({found.reason_whole})" if found.reason_whole else ""),
-        "whole": f"all else, on {devices[0]}",
-        "weights": ", ".join(f"{device} {num / 1e6:,.1f} MB" for device, num in held.items()),
+        "whole": f"all else, on {connection.short(devices[0])}",
+        "weights": ", ".join(
+            f"{connection.short(device)} {num / 1e6:,.1f} MB" for device, num in held.items()
+        ),
     }
 
 

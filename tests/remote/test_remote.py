@@ -1,0 +1,242 @@
+"""Training on devices of two server processes, by a process that is connected to them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.conformance import results
+from tests.conformance.cases import CASES
+from tests.conformance.layouts import AnsweringPool, Layout
+from tests.remote import servers
+from tests.support import ROOT
+from tfdist.cluster.networks import free_ports
+from tfdist.devices import resolve
+from tfdist.errors import ClusterError, ConfigurationError, DeviceError
+from tfdist.remote import __main__ as command
+from tfdist.remote import connection, heartbeat
+
+pytestmark = pytest.mark.xdist_group("remote")
+
+
+def answering() -> Callable[..., Any]:
+    """Runs in the connected process: returns a function that calls one of this module."""
+    resolve(list(servers.devices(2)), 1)
+    return lambda name, *arguments: globals()[name](*arguments)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[AnsweringPool]:
+    pool = AnsweringPool(Layout("pipeline", 1, via=""), answering)
+    yield pool
+    pool.stop()
+
+
+def asked(client: AnsweringPool, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a function of this module returns in the connected process."""
+    (answer,) = client.ask(function.__name__, *arguments)
+    assert not answer.error, answer.error
+    return answer.value
+
+
+def stale_reads(num_elements: int, tries: int) -> int:
+    """Assigns to a variable on a server and reads it in a function; counts the older values."""
+    import tensorflow as tf
+
+    (device,) = resolve(list(servers.devices(2))[:1], 1)
+    with tf.device(device):
+        variable = tf.Variable(tf.zeros([num_elements]))
+    read = tf.function(lambda: variable.read_value()[0] + 0.0)
+    stale = 0
+    for number in range(tries):
+        variable.assign(tf.fill([num_elements], float(number)))
+        stale += int(read().numpy() != number)
+    return stale
+
+
+def differences(strategy: str, name: str) -> list[str]:
+    """Returns how the results of a case differ from those of plain Keras on one device."""
+    from tests.conformance import engines
+
+    case = CASES[name]
+    found = engines.tfdist(case, strategy, 2)
+    return [*map(str, results.compare(found, engines.one_device(case), case))]
+
+
+def weights_of_stages() -> tuple[list[str], dict[str, str]]:
+    """Returns the devices of weights and optimizer state, and the table at the start."""
+    import keras
+
+    import tfdist
+
+    def build() -> keras.Model:
+        layers = [keras.layers.Dense(8), keras.layers.Dense(8)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        model.compile("adam", "mse")
+        return model
+
+    trainer = tfdist.Trainer(build, strategy="pipeline", devices=list(servers.devices(2)))
+    trainer.fit(np.zeros((4, 8)), np.zeros((4, 8)), verbose=0)
+    variables = trainer.model.variables + trainer.model.optimizer.variables
+    placed = [connection.short(v.value.device) for v in variables if v.shape.rank]
+    return placed, trainer.strategy.describe()
+
+
+def messages() -> list[str]:
+    """Returns the messages of what is refused in the connected process."""
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+    from tfdist import strategies
+
+    here, there = servers.devices(2)
+
+    def build() -> keras.Model:
+        inputs = keras.Input((4,))
+        doubled = keras.layers.Lambda(
+            lambda x: tf.ensure_shape(tf.numpy_function(lambda y: 2 * y, [x], tf.float32), x.shape),
+            output_shape=(4,),
+        )(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(1)(doubled))
+        model.compile("sgd", "mse")
+        return model
+
+    def fit() -> None:
+        trainer = tfdist.Trainer(build, strategy="pipeline", devices=[here, there])
+        trainer.fit(np.zeros((4, 4)), np.zeros((4, 1)), verbose=0)
+
+    found = []
+    for refused in (
+        lambda: strategies.create("mirrored", [here, there]),
+        lambda: strategies.create("towers", [here, here]),
+        lambda: strategies.create("towers", [here, there.replace("CPU:0", "CPU:7")]),
+        lambda: strategies.create("towers", [here, "localhost:1/CPU:0"]),
+        fit,
+    ):
+        try:
+            refused()
+            found.append("not refused")
+        except tfdist.errors.TfdistError as error:
+            found.append(str(error))
+    return found
+
+
+def test_functions_read_what_was_assigned_before(client: AnsweringPool) -> None:
+    """TensorFlow streams eager operations by default: then up to 31 of 40 reads were stale."""
+    assert asked(client, stale_reads, 100_000, 40) == 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name"),
+    [
+        ("pipeline on servers", "embedding-clipped"),
+        ("tensor_parallel on servers", "accumulate-clipped"),
+        ("sharded parameters on servers", "dropout"),
+    ],
+)
+def test_matches_one_device(client: AnsweringPool, strategy: str, name: str) -> None:
+    assert asked(client, differences, strategy, name) == []
+
+
+def test_each_stage_is_on_its_server(client: AnsweringPool) -> None:
+    placed, table = asked(client, weights_of_stages)
+    first, second = sorted(set(placed))
+    # Two weights and two slots of the optimizer for each, of two layers of equal size.
+    assert [placed.count(first), placed.count(second)] == [6, 6]
+    stages = sorted(table[f"stage {number}"].rpartition("on ")[2] for number in range(2))
+    assert stages == [first, second]
+
+
+def test_refuses_what_servers_cannot_do(client: AnsweringPool) -> None:
+    mirrored, twice, number, other, python = asked(client, messages)
+    assert "'mirrored' cannot use devices of other hosts" in mirrored
+    assert "different names" in twice
+    assert "No device" in number
+    assert "CPU:7" in number
+    assert "connects one once" in other
+    assert "numpy_function" in python
+
+
+def test_server_that_is_gone_is_named() -> None:
+    address = f"localhost:{free_ports(1)[0]}"
+    lost = heartbeat.first_lost([address])
+    assert lost is not None
+    assert f"Device server {address} is gone" in str(lost)
+    with pytest.raises(ClusterError, match=f"No device server answers at {address}"):
+        heartbeat.wait_for([address], 0)
+
+
+def test_server_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system accepts connections to a stopped process, which sends nothing."""
+    import socket
+
+    monkeypatch.setattr(heartbeat, "_ANSWER_SECONDS", 0.1)
+    with socket.create_server(("localhost", 0)) as silent:
+        lost = heartbeat.first_lost([f"localhost:{silent.getsockname()[1]}"])
+    assert lost is not None
+    assert "has not answered" in lost.reason
+
+
+def test_heartbeat_reports_the_loss_from_its_process() -> None:
+    code = (
+        "import queue, sys; from tfdist.remote.heartbeat import Heartbeat; q = queue.Queue(); "
+        "Heartbeat(sys.argv[1:], q.put, 75); print(q.get(timeout=60))"
+    )
+    address = f"localhost:{free_ports(1)[0]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, address],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert f"Device server {address} is gone" in done.stdout
+
+
+def test_process_whose_python_is_blocked_ends_with_the_exit_code() -> None:
+    """As calls of TensorFlow do that wait for a stopped server."""
+    code = (
+        "import ctypes, sys; from tfdist.remote import heartbeat; "
+        "heartbeat.Heartbeat(sys.argv[1:], print, 75); "
+        "ctypes.PyDLL(None).sleep(100)"  # unlike CDLL, it keeps the lock of the interpreter
+    )
+    address = f"localhost:{free_ports(1)[0]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, address],
+        cwd=ROOT, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75
+    assert f"error: Device server {address} is gone" in done.stderr
+
+
+def test_refuses_public_addresses(capsys: pytest.CaptureFixture[str]) -> None:
+    command._check_private(["10.0.0.1", "192.168.1.1", "fe80::1"], public=False)
+    with pytest.raises(ConfigurationError, match=r"8\.8\.8\.8 of this host is a public address"):
+        command._check_private(["10.0.0.1", "8.8.8.8"], public=False)
+    command._check_private(["8.8.8.8"], public=True)
+    assert "anyone who reaches 8.8.8.8" in capsys.readouterr().err
+
+
+def test_names() -> None:
+    assert connection.names_remote("host-b:2222/GPU:0")
+    assert connection.names_remote(["CPU:0", "10.0.0.1:2222/device:cpu:1"])
+    assert not connection.names_remote(["CPU:0", "/device:GPU:1", "/job:localhost/device:CPU:0"])
+    assert not connection.names_remote(2)
+    # In a process without servers all names stay as they are.
+    assert connection.on_this_host("CPU:0") == "CPU:0"
+    assert connection.short("/job:localhost/replica:0/task:0/device:CPU:0") == "CPU:0"
+
+
+def test_divides_names_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfdist import cluster, devices
+
+    second = cluster.Cluster(rank=1, size=2, source="test")
+    monkeypatch.setattr(cluster, "started_together", lambda: second)
+    monkeypatch.setattr(connection, "resolve", lambda names: list(names))
+    names = [f"host-{number}:2222/GPU:0" for number in range(4)]
+    assert devices.resolve(names, 1) == names[2:]
+    with pytest.raises(DeviceError, match="cannot be divided over 2 processes"):
+        devices.resolve(names[:3], 1)

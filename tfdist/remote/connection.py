@@ -1,0 +1,159 @@
+"""The connection of this process to device servers, and the names of their devices.
+
+TensorFlow connects a process to a set of servers once. Its own devices keep their names, so that
+variables and data sets that exist already stay valid.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import networks
+from tfdist.cluster.record import split
+from tfdist.errors import DeviceError
+from tfdist.remote import heartbeat
+
+_JOB = "device_server"
+_REMOTE = re.compile(r"(?P<server>[^/\s]+:\d+)/(?:device:)?(?P<kind>CPU|GPU):(?P<number>\d+)", re.I)
+_FULL = re.compile(rf"/job:{_JOB}/replica:0/task:(\d+)/device:(.*)")
+#: With eager operations streamed to servers, a function could read a variable before an earlier
+#: assignment arrives there.
+_STREAMING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
+
+_servers: list[str] = []
+
+
+def names_remote(devices: object) -> bool:
+    """Tells whether devices, as for `tfdist.devices.resolve`, name one of another host."""
+    names = [devices] if isinstance(devices, str) else devices
+    return isinstance(names, Sequence) and any(
+        _REMOTE.fullmatch(str(name)) or is_remote(str(name)) for name in names
+    )
+
+
+def is_remote(device: str) -> bool:
+    """Tells whether TensorFlow's full name of a device is that of a device server."""
+    return _FULL.fullmatch(device) is not None
+
+
+def resolve(names: Sequence[str]) -> list[str]:
+    """Connects this process to the servers that are named, and returns full names of devices.
+
+    Args:
+        names: Such as `"host-b:2222/GPU:0"`, or `"CPU:0"` for a device of this process. Full names
+            are returned unchanged.
+
+    Raises:
+        ClusterError: A server does not answer.
+        DeviceError: This process is connected to other servers, or a server has no such device.
+    """
+    found = [_REMOTE.fullmatch(name) for name in names]
+    servers = list(dict.fromkeys(match["server"] for match in found if match))
+    if not _servers:
+        _connect(servers)
+    if unknown := [server for server in servers if server not in _servers]:
+        raise DeviceError(
+            f"This process is connected to {', '.join(_servers)}, and TensorFlow connects one once:"
+            f" name all servers the first time, or use a new process for {', '.join(unknown)}."
+        )
+    full = [
+        f"/job:{_JOB}/replica:0/task:{_servers.index(match['server'])}"
+        f"/device:{match['kind'].upper()}:{match['number']}"
+        if match
+        else name
+        if name.startswith("/job:")
+        else on_this_host(name)
+        for match, name in zip(found, names, strict=True)
+    ]
+    known = {device.name for device in tf.config.list_logical_devices()}
+    for name, device in zip(names, full, strict=True):
+        if is_remote(device) and device not in known:
+            there = [short(one) for one in sorted(known) if is_remote(one)]
+            raise DeviceError(f"No device {name}: the servers have {', '.join(there)}.")
+    return full
+
+
+def _connect(servers: Sequence[str]) -> None:
+    heartbeat.wait_for(servers)
+    os.environ[_STREAMING] = "0"
+    own = f"{networks.address_towards(split(servers[0])[0])}:{networks.free_ports(1)[0]}"
+    jobs = {"localhost": [own], _JOB: list(servers)}
+    tf.config.experimental_connect_to_cluster(
+        tf.train.ClusterSpec(jobs), job_name="localhost", protocol="grpc"
+    )
+    _servers.extend(servers)
+
+
+def connected() -> list[str]:
+    """Returns the servers that this process is connected to, by the number of TensorFlow's task."""
+    return list(_servers)
+
+
+def on_this_host(device: str) -> str:
+    """Returns a device of this process by the name that it has within any device scope.
+
+    `tf.device("CPU:0")` within the scope of a remote device is the processor of the other host.
+
+    Args:
+        device: Such as `"CPU:0"`. It is returned unchanged in a process without device servers,
+            whose own job TF_CONFIG may name.
+    """
+    return f"/job:localhost/replica:0/task:0/device:{device}" if _servers else device
+
+
+def of_this_process(device: str) -> str:
+    """Returns a device, or this process's host for one that is remote.
+
+    Python functions and Horovod's operations do not run on device servers.
+    """
+    return on_this_host("CPU:0") if is_remote(device) else device
+
+
+def path(device: str) -> str:
+    """Returns a device in the form that TensorFlow's strategies require."""
+    return device if device.startswith("/") else f"/device:{device}"
+
+
+def short(device: str) -> str:
+    """Returns the name of a device as a user writes it."""
+    if match := _FULL.fullmatch(device):
+        return f"{_servers[int(match[1])]}/{match[2]}"
+    return device.rpartition("device:")[2]
+
+
+@contextmanager
+def spread(devices: Sequence[str], otherwise: str) -> Iterator[None]:
+    """Creates variables on the devices in turn, so that no host has to hold all of them.
+
+    Each is created on the device with the fewest bytes so far; strategies move it later, directly
+    between the servers.
+
+    Args:
+        devices: Full names.
+        otherwise: The device of everything else, and of all variables if no device is remote.
+    """
+    held = dict.fromkeys(devices, 0)
+
+    def create(next_creator: Any, **options: Any) -> tf.Variable:
+        if options.get("dtype") is None or not tf.as_dtype(options["dtype"]).is_floating:
+            return next_creator(**options)
+        device = min(held, key=lambda name: held[name])
+        with tf.device(device):
+            variable = next_creator(**options)
+        if variable.shape.rank == 0:  # a metric or a learning rate, which the host reads
+            return next_creator(**options | {"initial_value": variable.read_value()})
+        held[device] += variable.shape.num_elements() * variable.dtype.size
+        return variable
+
+    with tf.device(otherwise):
+        if not any(map(is_remote, devices)):
+            yield
+            return
+        with tf.variable_creator_scope(create):
+            yield
