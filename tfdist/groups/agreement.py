@@ -18,7 +18,9 @@ from tfdist.upstream.tensorflow_runtime import seed_of_process
 
 
 def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -> None:
-    """Checks that a number is the same on all workers, in O(n) for n workers.
+    """Checks that a number is the same on all workers.
+
+    Each of n workers receives n numbers.
 
     Args:
         group: The workers.
@@ -41,6 +43,7 @@ def synchronize_seed(group: ProcessGroup) -> None:
     """Sets the same random seed on all workers, unless one of them has set a seed.
 
     Shuffling and initial weights must be the same on all workers.
+    Each of n workers receives n pairs of numbers.
     """
     # Not from Keras's or Python's generators, which may be seeded.
     seed = random.SystemRandom().randrange(2**31)
@@ -51,6 +54,8 @@ def synchronize_seed(group: ProcessGroup) -> None:
 
 def from_rank0(group: ProcessGroup, make: Callable[[], str]) -> str:
     """Calls `make` on rank 0 and returns its text on every worker.
+
+    Each of n workers receives the text once, and n numbers.
 
     Raises:
         TfdistError: `make` raised it. Other ranks raise an error of the same type and message.
@@ -87,6 +92,7 @@ def broadcast_and_check(
     """Broadcasts variables from rank `root`, and verifies that all ranks have the same values.
 
     Variables of which each worker has only a shard are skipped.
+    Each of n workers receives the values once, and n triples of numbers.
 
     Raises:
         ClusterError: The workers have different models, or the values differ after the broadcast.
@@ -102,6 +108,7 @@ def broadcast(group: ProcessGroup, variables: Sequence[tf.Variable], root: int =
 
     Small variables are fused into one message. Large ones are sent one by one, so that there is
     never a second copy of the whole model in memory.
+    Each worker receives the values once, whatever the number of workers is.
     """
 
     def sent(tensors: list) -> list:

@@ -106,6 +106,8 @@ class ProcessGroup(ABC):
     def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
         """Returns the bytes of all processes, by rank.
 
+        Each of n processes receives n times the bytes of the longest vector, in pieces.
+
         Args:
             own: A uint8 vector, whose length may differ from process to process.
         """
@@ -122,7 +124,10 @@ class ProcessGroup(ABC):
         return gathered
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Returns the Python objects of all processes, by rank, each padded to the longest one."""
+        """Returns the Python objects of all processes, by rank.
+
+        Each of n processes receives n times the bytes of the largest one.
+        """
         own = np.frombuffer(cloudpickle.dumps(value), np.uint8)
         return [cloudpickle.loads(data.tobytes()) for data in self.gather_bytes(own)]
 
@@ -149,7 +154,10 @@ class ProcessGroup(ABC):
         return self.broadcast_bytes(text.encode()).decode()
 
     def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the arrays of rank 0. Arrays of other ranks are ignored."""
+        """Returns the arrays of rank 0. Arrays of other ranks are ignored.
+
+        Each process receives them once, and a few numbers of each process.
+        """
         if self.size == 1:
             return dict(arrays)
         data = (

@@ -7,6 +7,9 @@ separate all-gather is needed if callbacks run after it: before the first call o
 before every call if a callback overrides `on_train_batch_begin`. The workers also compare all
 variables bitwise: when a model is trained again, after each epoch, before checkpoints, and at
 intervals.
+
+Each of n workers receives up to three numbers from each worker per comparison: O(n). Descriptions
+are exchanged before an error only, and take O(n) bytes as well.
 """
 
 from __future__ import annotations
