@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from tfdist.errors import ClusterError, UnsupportedModelError
+from tfdist.errors import ClusterError
 from tfdist.remote import connection, heartbeat
 from tfdist.watchdog.deadline import EXIT_CODE, exit_now
 
@@ -60,12 +60,6 @@ def watched() -> Iterator[None]:
         found = _errors_of_tensorflow(error)
         if found and (lost := _explanation(found)):
             raise _error(lost) from error
-        if any("pyfunc_" in str(one) for one in found):
-            raise UnsupportedModelError(
-                "The model calls a Python function (tf.numpy_function or tf.py_function), which "
-                "cannot run on the device of another host. Call it in the data pipeline, use "
-                "TensorFlow's operations, or put its layer on a device of this process."
-            ) from error
         raise
     finally:
         _watch.calls -= 1
