@@ -131,8 +131,8 @@ def messages() -> list[str]:
 
 
 def test_functions_read_what_was_assigned_before(client: AnsweringPool) -> None:
-    """TensorFlow streams eager operations by default: then up to 31 of 40 reads were stale."""
-    assert asked(client, stale_reads, 100_000, 40) == 0
+    """With the streaming that is TensorFlow's default, 23 of 40 reads were stale here."""
+    assert asked(client, stale_reads, 1_000_000, 40) == 0
 
 
 @pytest.mark.parametrize(
