@@ -17,3 +17,7 @@ def test_ten_kills_and_every_fault() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kills 10, intact 10, damaged 0" in done.stdout
+    assert (
+        "| server unreachable for 3 s | 0 of 2 | intact | each record once, in order |"
+        in done.stdout
+    )
