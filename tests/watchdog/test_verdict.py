@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from tfdist.watchdog.status import Report, State
-from tfdist.watchdog.verdict import in_trouble, table, verdict, verdict_on_rank_0
+from tfdist.watchdog.verdict import _ranges, in_trouble, table, verdict, verdict_on_rank_0
 
 SECONDS = 100.0
 
@@ -162,6 +163,18 @@ def test_hundred_failures_among_thousands_give_one_short_verdict() -> None:
     assert usual == "  3996 ranks on 500 hosts: running; reached step 5"
     assert host == ("  node125: rank 1000-1007: running when its connection closed; reached step 4")
     assert len(lines) <= 40
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([1, 2, 3, 7], "1-3, 7"),
+        (range(0, 12, 2), "0, 2, 4, 6, 8, 10"),
+        (range(0, 14, 2), "0, 2, 4, 6, 8, 10, ..."),
+    ],
+)
+def test_ranks_are_listed_as_at_most_six_ranges(ranks: Sequence[int], text: str) -> None:
+    assert _ranges(ranks) == text
 
 
 @pytest.mark.parametrize("number", [33, 500, 4096])
