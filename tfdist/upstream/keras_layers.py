@@ -13,9 +13,8 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.remat import RematMode
 from keras.src.backend.tensorflow import core
-from keras.src.models.functional import Functional
 
-from tfdist.upstream.keras_model import flatten_layers
+from tfdist.upstream.keras_model import flatten_layers, functional_graph
 from tfdist.upstream.patching import replace, replaced
 
 _plain_conv = backend.nn.conv
@@ -90,18 +89,14 @@ def _conv(inputs: Any, kernel: Any, *args: Any, **options: Any) -> Any:
 def operations_called_by(model: keras.Model) -> list[keras.Operation] | None:
     """Returns the operations that a model calls, in order, repeated if called repeatedly.
 
-    From `Functional._nodes_by_depth`, whose order is that of the calls; a `Sequential` has a
-    functional model in `_functional`. The public API lists layers, but not calls.
+    From `Functional._nodes_by_depth`, whose order is that of the calls. The public API lists
+    layers, but not calls.
 
     Returns:
         None for a subclassed model, or if the model is not built.
     """
-    graph = model
-    if isinstance(model, keras.Sequential):
-        if type(model).call is not keras.Sequential.call:
-            return None
-        graph = model._functional
-    if not isinstance(graph, Functional) or type(graph).call is not Functional.call:
+    graph = functional_graph(model)
+    if graph is None:
         return None
     by_depth = graph._nodes_by_depth
     nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
