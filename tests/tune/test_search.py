@@ -147,6 +147,13 @@ def test_invalid_searches_raise_before_the_first_run(
     assert not Path("study").exists()
 
 
+def test_flags_of_the_training_without_dashes_name_the_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tune.main(["search", "--over", "batch_size=8,16", "--epochs", "1"]) == 1
+    assert "Write flags of python -m tfdist.train after --" in capsys.readouterr().err
+
+
 def test_values_become_flags() -> None:
     assert space.flags({"batch_size": "32", "set.width": "8"}) == [
         "--batch-size=32", "--set", "width=8"

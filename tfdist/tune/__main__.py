@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tfdist.console import command
+from tfdist.errors import ConfigurationError
 
 #: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
 #: does not import TensorFlow.
@@ -27,11 +28,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     end = words.index("--") if "--" in words else len(words)
     tune_arguments, training = words[:end], words[end + 1 :]
-    return command.run(
-        lambda: command.run_one_of(
-            COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments, training=training
-        )
-    )
+
+    def parse_and_run() -> None:
+        try:
+            command.run_one_of(COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments, training=training)
+        except ConfigurationError as error:
+            if training or not str(error).startswith("unrecognized arguments"):
+                raise
+            raise ConfigurationError(
+                f"{error}\nWrite flags of python -m tfdist.train after --, as in -- --epochs 1."
+            ) from None
+
+    return command.run(parse_and_run)
 
 
 if __name__ == "__main__":
