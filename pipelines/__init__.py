@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pipelines.format.index import Index as Index
     from pipelines.format.index import Shard as Shard
     from pipelines.format.index import load_index as load_index
-    from pipelines.pack.packing import packed as packed
+    from pipelines.pack.packing import pack_dataset as pack_dataset
     from pipelines.reading.mixture import Source as Source
     from pipelines.reading.mixture import mix as mix
     from pipelines.reading.position import Position as Position
     from pipelines.reading.position import Restart as Restart
-    from pipelines.reading.position import looking as looking
+    from pipelines.reading.position import peek as peek
     from pipelines.reading.position import restart_of as restart_of
     from pipelines.reading.read import read as read
     from pipelines.reading.tuning import Tuning as Tuning
@@ -38,9 +38,9 @@ _ATTRIBUTES = {
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
     "load_index": "pipelines.format.index",
-    "looking": "pipelines.reading.position",
+    "peek": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
-    "packed": "pipelines.pack.packing",
+    "pack_dataset": "pipelines.pack.packing",
     "read": "pipelines.reading.read",
     "restart_of": "pipelines.reading.position",
     "write_shards": "pipelines.writing.write",
@@ -56,9 +56,9 @@ __all__ = [
     "Source",
     "Tuning",
     "load_index",
-    "looking",
     "mix",
-    "packed",
+    "pack_dataset",
+    "peek",
     "read",
     "restart_of",
     "write_shards",

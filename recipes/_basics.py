@@ -1,7 +1,7 @@
 """Model and data of the basic recipes, which differ only in their strategy.
 
 A network of two layers, trained by SGD with momentum on the digits of scikit-learn: 1,797 images
-of 8x8, of which a fifth, by other writers, is held out.
+of 8x8 pixels. A fifth of them, by other writers, is held out.
 """
 
 from __future__ import annotations

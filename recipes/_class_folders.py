@@ -1,4 +1,4 @@
-"""Your own examples in one folder per class: packed once, and split if they are not split yet.
+"""Packs and splits your own examples, which are in one folder per class.
 
 Accepted layouts of `--data`:
 
@@ -36,7 +36,7 @@ _RECORDS_PER_SHARD, _MAX_SHARDS = 256, 16
 
 
 class ClassFolders(NamedTuple):
-    """Packed examples.
+    """Packed examples, split for training and validation.
 
     Attributes:
         train: The folder of the training split's shards.
@@ -56,7 +56,7 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
         config: `data` names the examples, `data_dir` the cache for their packed copy.
         name: Name of the recipe; its folder in the cache has the same name.
         small: The data set of `--data small`.
-        **pack_options: Options of `pipelines.packed`.
+        **pack_options: Options of `pipelines.pack_dataset`.
 
     Raises:
         ConfigurationError: `config.data` is not set, or names no folder.
@@ -66,37 +66,38 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
     if config.data and (config.data == data.SMALL or is_url(config.data)):
         data_set = data.DataSet(name=name, small=small)
         folders = [data.folder(config, data_set, split) for split in ("train", "validation")]
-        return _checked(config.data, *folders)
+        return _check_classes(config.data, *folders)
     if config.data is None or not Path(config.data).is_dir():
         raise ConfigurationError(
-            f"--data {config.data}: expected a folder with one subfolder per class, "
-            "for example photos/cat and photos/dog. --data small tries the recipe without one."
+            f"--data {config.data}: expected a folder with one subfolder per class, for example "
+            "photos/cat and photos/dog. To try the recipe without data, use --data small."
         )
     try:
-        return _prepared(config.data, str(cache), tuple(sorted(pack_options.items())))
+        return _prepare(config.data, str(cache), tuple(sorted(pack_options.items())))
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
 
 
 @functools.lru_cache(maxsize=4)
-def _prepared(location: str, cache: str, pack_options: tuple[tuple[str, Any], ...]) -> ClassFolders:
+def _prepare(location: str, cache: str, pack_options: tuple[tuple[str, Any], ...]) -> ClassFolders:
     source, options = Path(location), dict(pack_options)
     if source.name == "train" and (source / _INDEX).is_file():
         source = source.resolve().parent  # the other split is beside it
-    # Changed files are packed to a new folder: a packed copy is never updated.
+    # Changed files are packed to a new folder, because a packed copy is never updated.
     name = re.sub(r"\W+", "-", location).strip("-") + "-" + _fingerprint(source)
     below = Path(cache) / name
     train = source / "train"
     if not train.is_dir():
-        return _checked(location, *_divided(source, below, options))
+        return _check_classes(location, *_hold_out(source, below, options))
     found = [n for n in _VALIDATION_NAMES if (source / n).is_dir()]
     if not found:
-        return _checked(location, *_divided(train, below, options))
+        return _check_classes(location, *_hold_out(train, below, options))
     folders = {"train": train, "validation": source / found[0]}
-    return _checked(location, *(_packed(f, below / n, options) for n, f in folders.items()))
+    packed = [_pack(f, below / n, options) for n, f in folders.items()]
+    return _check_classes(location, *packed)
 
 
-def _checked(location: str, train: AnyPath, validation: AnyPath) -> ClassFolders:
+def _check_classes(location: str, train: AnyPath, validation: AnyPath) -> ClassFolders:
     """Returns both folders with their classes.
 
     Raises:
@@ -106,7 +107,7 @@ def _checked(location: str, train: AnyPath, validation: AnyPath) -> ClassFolders
     if len(classes) < 2:
         raise DataError(
             f"--data {location}: expected at least 2 classes, found {len(classes)} "
-            f"{list(classes)}: make one subfolder per class."
+            f"{list(classes)}. Create one subfolder per class."
         )
     if classes != others:
         raise DataError(
@@ -121,20 +122,20 @@ def _classes(folder: AnyPath) -> tuple[str, ...]:
     return labels[0].label_names if labels else ()
 
 
-def _packed(source: Path, target: Path, options: Mapping[str, Any]) -> Path:
+def _pack(source: Path, target: Path, options: Mapping[str, Any]) -> Path:
     """Returns the folder of a split's shards: the source itself if it is packed."""
     if (source / _INDEX).is_file():
         return source
     if not (target / _INDEX).is_file():
-        pipelines.packed(str(source), target, **options)
+        pipelines.pack_dataset(str(source), target, **options)
     return target
 
 
-def _divided(source: Path, below: Path, options: Mapping[str, Any]) -> tuple[Path, Path]:
-    """Returns folders with the training examples and with those that are held out."""
+def _hold_out(source: Path, below: Path, options: Mapping[str, Any]) -> tuple[Path, Path]:
+    """Returns folders with the training examples and with the held-out ones."""
     train, validation = below / "train", below / "validation"
     if not all((folder / _INDEX).is_file() for folder in (train, validation)):
-        whole = _packed(source, below / "all", options)
+        whole = _pack(source, below / "all", options)
         index = pipelines.load_index(whole)
         for folder in (train, validation):
             pipelines.write_shards(
@@ -178,7 +179,8 @@ def with_class_weights(batches: tf.data.Dataset, folders: ClassFolders) -> tf.da
     """Adds sample weights that balance the classes in the loss.
 
     Args:
-        batches: Batches of inputs and one-hot labels. A mix of classes gets their mean weight.
+        batches: Batches of inputs and one-hot labels. The weight of a mixed label is the mean of
+            its classes' weights.
         folders: The classes, and the training split whose class frequencies determine the weights.
     """
     counts = class_counts(folders.train, len(folders.classes))

@@ -1,8 +1,8 @@
 """A generative adversarial network (GAN) of digits.
 
 The 1,797 digits of scikit-learn, 8x8 pixels, with two optimizers in one custom `train_step`. Under
-every strategy, its tapes return the gradients of the global batch. Source: Goodfellow et al. 2014,
-"Generative Adversarial Nets" (the non-saturating loss of section 3).
+every strategy, its gradient tapes return the gradients of the global batch. Source: Goodfellow et
+al. 2014, "Generative Adversarial Nets" (the non-saturating loss of section 3).
 
 Command:  python -m tfdist.train --recipe gan_digits --strategy mirrored
 Hardware: any; two CPU cores suffice
@@ -71,7 +71,7 @@ class GAN(keras.Model):
         )
         self.d_optimizer = keras.optimizers.Adam(learning_rate, beta_1=0.5)
         self.seeds = keras.random.SeedGenerator(0)
-        self.loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+        self.cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
         self.means = [keras.metrics.Mean(name=n) for n in ("d_loss", "g_loss", "fooled")]
 
     def get_config(self) -> dict[str, Any]:
@@ -93,26 +93,26 @@ class GAN(keras.Model):
         self.d_optimizer.apply(tape.gradient(d_loss, weights), weights)
         with tf.GradientTape() as tape:
             logits = self.discriminator(self.generator(codes, training=True), training=True)
-            g_loss = self.loss_of(ops.ones_like(logits), logits)
+            g_loss = self.cross_entropy(ops.ones_like(logits), logits)
         weights = self.generator.trainable_variables
         self.optimizer.apply(tape.gradient(g_loss, weights), weights)
-        return self.tracked(d_loss, g_loss, logits)
+        return self.track(d_loss, g_loss, logits)
 
     def test_step(self, images: Any) -> dict[str, Any]:
         codes = keras.random.normal((ops.shape(images)[0], self.latent_dim), seed=self.seeds)
         generated = self.generator(codes)
         logits = self.discriminator(generated)
-        g_loss = self.loss_of(ops.ones_like(logits), logits)
-        return self.tracked(self.d_loss(images, generated, training=False), g_loss, logits)
+        g_loss = self.cross_entropy(ops.ones_like(logits), logits)
+        return self.track(self.d_loss(images, generated, training=False), g_loss, logits)
 
     def d_loss(self, images: Any, generated: Any, training: bool = True) -> Any:
         """Returns the discriminator's loss; labels are 1 (real) and 0 (generated)."""
-        of_real = self.discriminator(images, training=training)
+        real_logits = self.discriminator(images, training=training)
         generated_logits = self.discriminator(generated, training=training)
-        real = self.loss_of(ops.ones_like(of_real), of_real)
-        return 0.5 * (real + self.loss_of(ops.zeros_like(generated_logits), generated_logits))
+        real = self.cross_entropy(ops.ones_like(real_logits), real_logits)
+        return 0.5 * (real + self.cross_entropy(ops.zeros_like(generated_logits), generated_logits))
 
-    def tracked(self, d_loss: Any, g_loss: Any, logits: Any) -> dict[str, Any]:
+    def track(self, d_loss: Any, g_loss: Any, logits: Any) -> dict[str, Any]:
         fooled = ops.mean(ops.cast(logits > 0, "float32"))
         for mean, value in zip(self.means, (d_loss, g_loss, fooled), strict=True):
             mean.update_state(value)

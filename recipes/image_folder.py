@@ -1,6 +1,6 @@
 """Your own images in one folder per class: trains any network and plots a confusion matrix.
 
-Number of classes and splits come from the folder. Images of any size and format are packed once.
+The folder determines the classes and the splits. Images of any size and format are packed once.
 
 Command:   python -m tfdist.train --recipe image_folder --data photos/ --strategy mirrored
            with photos/cat/1.jpg, photos/dog/2.jpg, ... or photos/train/cat/..., photos/val/cat/...
@@ -28,7 +28,7 @@ import pipelines
 import tfdist
 from pipelines.maps import images
 from pipelines.maps.layers import mixed, seeded
-from recipes import _class_folders, _pictures
+from recipes import _class_folders, _plots
 from tfdist import data, models, optimizers, schedules, train
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -75,11 +75,12 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
     settings = dict(config.set)
     if "stem" in models.options(str(config.model)):
         settings.setdefault("stem", "large" if hp.image_size >= _LARGE_STEM else "small")
-    to_builder = "weights" in models.options(str(config.model)) and not _is_keras_file(hp.weights)
-    if not to_builder:
+    has_weights_option = "weights" in models.options(str(config.model))
+    builder_loads = has_weights_option and not _is_keras_file(hp.weights)
+    if not builder_loads:
         settings.pop("weights", None)
     model = models.image_classifier(config.model, shape, num_classes, settings, scale=1 / 255)
-    if hp.weights not in (None, "none") and not to_builder:
+    if hp.weights not in (None, "none") and not builder_loads:
         load_weights(model, str(hp.weights))
     if hp.frozen:
         for layer in model.layers[:-1]:
@@ -163,10 +164,10 @@ def validation_data(config: TrainConfig) -> tf.data.Dataset:
     """Returns the held-out images as `(uint8 images, one-hot labels)`, in a fixed order."""
     size = Hyperparameters.model_validate(config.set).image_size
 
-    def whole(record: Any) -> Any:
+    def resize(record: Any) -> Any:
         return images.resize(record["image"], (size, size)), record["label"]
 
-    return _read(config, "validation", map_fn=whole)
+    return _read(config, "validation", map_fn=resize)
 
 
 def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
@@ -190,12 +191,10 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
         logits.extend(outputs)
         first = len(labels) - len(losses)
         worst += [(-loss, first + i, pixels[i].numpy()) for i, loss in enumerate(losses)]
-        worst = heapq.nsmallest(_pictures.NUM_WORST, worst, key=lambda item: item[0])
+        worst = heapq.nsmallest(_plots.NUM_WORST, worst, key=lambda item: item[0])
     classes, true, numbers = _classes(config), np.array(labels), [item[1] for item in worst]
-    _pictures.confusion_matrix(
-        true, np.argmax(logits, -1), classes, folder / "confusion_matrix.png"
-    )
-    _pictures.worst_predictions(
+    _plots.confusion_matrix(true, np.argmax(logits, -1), classes, folder / "confusion_matrix.png")
+    _plots.worst_predictions(
         np.stack([item[2] for item in worst]),
         true[numbers],
         tf.nn.softmax(np.array(logits)[numbers]).numpy(),
@@ -213,11 +212,11 @@ def _read(config: TrainConfig, split: str, mix_fn: Any = None, **maps: Any) -> t
 
     if config.data == data.SYNTHETIC:
         return data.read(config, _noise(config, num_classes), split, batch_fn=to_one_hot)
-    folders, trains = _folders(config), split == "train"
+    folders, is_training = _folders(config), split == "train"
     return pipelines.read(
-        folders.train if trains else folders.validation,
+        folders.train if is_training else folders.validation,
         config.batch_size,
-        shuffle_buffer=10_000 if trains else 0,
+        shuffle_buffer=10_000 if is_training else 0,
         seed=config.seed,
         decode_images=False,
         batch_fn=to_one_hot,

@@ -1,7 +1,7 @@
 """Your own table: predicts a column of CSV, TSV or Parquet files (classification, regression).
 
-Numeric columns are normalized, text columns are embedded. Classes, features and splits come from
-the table, which has to fit into memory.
+Numeric columns are normalized, and text columns are embedded. The table determines classes,
+features and splits. It has to fit into memory.
 
 Command:   python -m tfdist.train --recipe table --data houses.csv --set label=price
            --data FOLDER reads all tables in it; with train.csv and validation.csv (or train/ and
@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras import layers
 from pydantic import BaseModel, Field
 
-from recipes import _class_folders, _pictures
+from recipes import _class_folders, _plots
 from tfdist import data, optimizers, schedules, train
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError, MissingError
@@ -58,7 +58,7 @@ class Hyperparameters(BaseModel):
 
 
 class Table(NamedTuple):
-    """The rows of both splits, and what the columns mean.
+    """The rows of both splits, and the names of the columns.
 
     Attributes:
         train: Arrays `numbers` (float32), `texts` (int32 codes) and `label` of the training rows.
@@ -138,7 +138,7 @@ def validation_data(config: TrainConfig) -> tf.data.Dataset:
 
 
 def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
-    """Writes what the inputs mean and, for classes, draws the confusion matrix."""
+    """Writes the names of the inputs and, for classification, draws the confusion matrix."""
     table = _table(config)
     meaning = {"numbers": table.numbers, "texts": table.texts, "label": table.label}
     path = folder / "columns.json"
@@ -147,7 +147,7 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
         return [path.name]
     features, _ = _arrays(table, table.validation)
     logits = np.asarray(model.predict(features, batch_size=1024, verbose=0))
-    _pictures.confusion_matrix(
+    _plots.confusion_matrix(
         table.validation["label"], logits.argmax(-1), table.classes,
         folder / "confusion_matrix.png",
     )  # fmt: skip
@@ -207,20 +207,22 @@ def _encoded(
     numbers = tuple(n for n in names if columns[n].dtype.kind in "biuf")
     texts = {n: tuple(sorted(set(columns[n]))) for n in names if n not in numbers}
     if not names:
-        raise DataError(f"--data {location}: 0 features beside the column {label!r}.")
+        raise DataError(
+            f"--data {location}: {label!r} is the only column, and no features are left."
+        )
     target = columns[label]
     is_number = target.dtype.kind in "iuf"
     few = target.dtype.kind != "f" and len(np.unique(target)) <= _MAX_CLASSES
     classify = task == "classification" or (task == "auto" and (few or not is_number))
     if not classify and not is_number:
         raise ConfigurationError(
-            f"task=regression: column {label!r} holds text, not numbers: use "
+            f"task=regression: column {label!r} contains text, not numbers. Use "
             "--set task=classification, or choose another column with --set label=NAME."
         )
     classes = tuple(map(str, np.unique(target))) if classify else ()
     if classify and len(classes) < 2:
         raise DataError(
-            f"--data {location}: column {label!r} has {len(classes)} class {list(classes)}: "
+            f"--data {location}: column {label!r} has {len(classes)} class {list(classes)}; "
             "expected at least 2."
         )
     means = {n: np.nanmean(columns[n].astype("float64")) for n in numbers}
@@ -228,8 +230,8 @@ def _encoded(
     def rows(part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if classify and (new := set(map(str, np.unique(part[label]))) - set(classes)):
             raise DataError(
-                f"--data {location}: class {sorted(new)[0]!r} of column {label!r} is in the "
-                "validation rows and not in the training rows."
+                f"--data {location}: class {sorted(new)[0]!r} of column {label!r} occurs in the "
+                "validation rows only. Add training rows of this class."
             )
         filled = [np.nan_to_num(part[n].astype("float64"), nan=means[n]) for n in numbers]
         codes = [_codes(part[n], words) for n, words in texts.items()]
@@ -258,7 +260,7 @@ def _files(location: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] 
     if not found:
         raise ConfigurationError(
             f"--data {location}: expected a {', '.join(_SUFFIXES)} file or a folder of them. "
-            "--data small tries the recipe without one."
+            "To try the recipe without data, use --data small."
         )
     first = {p: p.relative_to(path).parts[0].partition(".")[0].lower() for p in found}
     training = [p for p in found if first[p] == "train"]
@@ -306,8 +308,8 @@ def _columns(files: list[Path]) -> dict[str, np.ndarray]:
             columns[name] = column.to_numpy()
         elif pa.types.is_nested(column.type):
             raise DataError(
-                f"{files[0]}: column {name!r} holds {column.type}: expected a number or text in "
-                f"each row. Leave it out with --set ignore=[{name}]."
+                f"{files[0]}: column {name!r} contains {column.type}; expected a number or text "
+                f"in each row. To omit the column, use --set ignore=[{name}]."
             )
         else:
             columns[name] = np.array(

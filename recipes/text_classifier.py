@@ -1,7 +1,7 @@
 """Your own texts in one folder per class: learns a vocabulary and trains a small network.
 
-Classes and splits come from the folder. Each file is an example; with `--set lines=true`, each
-line is one.
+The folder determines the classes and the splits. Each file is an example or, with
+`--set lines=true`, each line.
 
 Command:   python -m tfdist.train --recipe text_classifier --data reviews/ --strategy mirrored
            with reviews/good/1.txt, reviews/bad/2.txt, ..., or both in train/ and validation/
@@ -25,7 +25,7 @@ from keras import layers
 from pydantic import BaseModel, Field
 
 import pipelines
-from recipes import _class_folders, _pictures
+from recipes import _class_folders, _plots
 from tfdist import data, models, optimizers, schedules, train
 from tfdist.config import TrainConfig
 
@@ -105,7 +105,7 @@ def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
     for words, one_hot in validation_data(config).take(3 if config.smoke else -1):
         labels.extend(one_hot.numpy().argmax(-1))
         predicted.extend(np.asarray(model(words, training=False)).argmax(-1))
-    _pictures.confusion_matrix(
+    _plots.confusion_matrix(
         np.array(labels), np.array(predicted), _classes(config), folder / "confusion_matrix.png"
     )
     if config.data == data.SYNTHETIC:
@@ -129,16 +129,16 @@ def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
         return data.read(
             config, noise, split, batch_fn=lambda x, y: (x, tf.one_hot(y, num_classes))
         )
-    folders, trains, vectorize = _folders(config), split == "train", _vectorizer(config)
+    folders, is_training, vectorize = _folders(config), split == "train", _vectorizer(config)
 
     def to_words(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         words = tf.cast(vectorize(batch["text"]), tf.int32)
         return words, tf.one_hot(batch["label"], num_classes)
 
     return pipelines.read(
-        folders.train if trains else folders.validation,
+        folders.train if is_training else folders.validation,
         config.batch_size,
-        shuffle_buffer=10_000 if trains else 0,
+        shuffle_buffer=10_000 if is_training else 0,
         seed=config.seed,
         batch_fn=to_words,
     )

@@ -63,7 +63,7 @@ def tower_step(model: keras.Model, devices: Sequence[str]) -> Callable[..., tf.T
         devices: Devices with one tower each.
     """
     weights = model.trainable_variables
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -75,11 +75,11 @@ def tower_step(model: keras.Model, devices: Sequence[str]) -> Callable[..., tf.T
             end = rows * (number + 1) // len(devices)
             with tf.device(device), tf.GradientTape() as tape:
                 # 2. The sum over its rows, not their mean, because the parts differ in size.
-                losses.append(loss_of(labels[begin:end], model(images[begin:end], training=True)))
+                losses.append(loss_fn(labels[begin:end], model(images[begin:end], training=True)))
             gradients.append(tape.gradient(losses[-1], weights))
-        # 3. Sums over the towers, divided by the number of all rows: the mean of one device.
+        # 3. The sums over the towers, divided by the number of all rows, are the mean gradients.
         divisor = tf.cast(rows, tf.float32)
-        means = [tf.add_n(of_all) / divisor for of_all in zip(*gradients, strict=True)]
+        means = [tf.add_n(parts) / divisor for parts in zip(*gradients, strict=True)]
         # 4. One update.
         model.optimizer.apply(means, weights)
         return tf.add_n(losses) / divisor

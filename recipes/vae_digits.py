@@ -71,26 +71,26 @@ class VAE(keras.Model):
 
     def train_step(self, images: Any) -> dict[str, Any]:
         with tf.GradientTape() as tape:
-            reconstruction, kl = self.losses_of(images)
+            reconstruction, kl = self.compute_losses(images)
             loss = reconstruction + kl
         weights = self.trainable_variables
         self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return self.tracked(loss, reconstruction, kl)
+        return self.track(loss, reconstruction, kl)
 
     def test_step(self, images: Any) -> dict[str, Any]:
-        reconstruction, kl = self.losses_of(images)
-        return self.tracked(reconstruction + kl, reconstruction, kl)
+        reconstruction, kl = self.compute_losses(images)
+        return self.track(reconstruction + kl, reconstruction, kl)
 
-    def losses_of(self, images: Any) -> tuple[Any, Any]:
+    def compute_losses(self, images: Any) -> tuple[Any, Any]:
         """Returns the two terms of the negative evidence lower bound, in nats per image."""
         mean, log_variance = ops.split(self.encoder(images), 2, axis=-1)
         noise = keras.random.normal(ops.shape(mean), seed=self.seeds)
         logits = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
-        of_pixels = ops.binary_crossentropy(images, logits, from_logits=True)
+        pixel_losses = ops.binary_crossentropy(images, logits, from_logits=True)
         kl = 0.5 * ops.sum(ops.exp(log_variance) + mean**2 - 1.0 - log_variance, axis=-1)
-        return ops.mean(ops.sum(of_pixels, axis=-1)), ops.mean(kl)
+        return ops.mean(ops.sum(pixel_losses, axis=-1)), ops.mean(kl)
 
-    def tracked(self, *losses: Any) -> dict[str, Any]:
+    def track(self, *losses: Any) -> dict[str, Any]:
         for mean, value in zip(self.means, losses, strict=True):
             mean.update_state(value)
         return {mean.name: mean.result() for mean in self.means}

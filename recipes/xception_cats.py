@@ -2,8 +2,8 @@
 
 Follows https://keras.io/guides/transfer_learning. In the first epochs only the head is trained.
 Then a callback raises the backbone's learning rate from 0 to a small value; its BatchNorm layers
-stay in inference mode. The rate changes instead of `trainable`, because compiling the model again
-would start a new training.
+stay in inference mode. The recipe changes the rate and not `trainable`, because that would require
+to compile the model again, which starts a new training.
 
 Command:   python -m tfdist.train --recipe xception_cats --strategy mirrored
            --set weights=null starts from random weights, if Keras cannot download the others
@@ -43,7 +43,7 @@ SMOKE: Mapping[str, Any] = {
 
 _NUM_CLASSES = 2
 _FROZEN_EPOCHS = 2
-_OF_BACKBONE = "of_backbone"  # name of the backbone's optimizer
+_BACKBONE_OPTIMIZER = "backbone"
 
 
 class Hyperparameters(BaseModel):
@@ -51,25 +51,25 @@ class Hyperparameters(BaseModel):
 
     image_size: int = Field(150, ge=8)  # height and width in pixels
     frozen_epochs: int | None = Field(None, ge=0)  # default: 2, in short runs half of the epochs
-    thawed_rate: float = Field(1e-5, gt=0)
+    backbone_rate: float = Field(1e-5, gt=0)
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
     """Returns the compiled network for uint8 images."""
     size = Hyperparameters.model_validate(config.set).image_size
     shape = (size, size, 3)
-    whole = models.image_classifier(config.model, shape, _NUM_CLASSES, config.set)
-    backbone = keras.Model(whole.input, whole.layers[-2].output, name="backbone")
+    classifier = models.image_classifier(config.model, shape, _NUM_CLASSES, config.set)
+    backbone = keras.Model(classifier.input, classifier.layers[-2].output, name="backbone")
     inputs = keras.Input(shape)
     x = layers.Rescaling(1 / 127.5, offset=-1)(inputs)  # the preprocessing of Xception's training
     x = layers.Dropout(0.2)(backbone(x, training=False))
     model = keras.Model(inputs, layers.Dense(_NUM_CLASSES, dtype="float32", name="head")(x))
     optimizer = keras.optimizers.OptimizerMap(
-        keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch), name="of_head")
+        keras.optimizers.Adam(schedules.learning_rate(config, steps_per_epoch), name="head")
     )
-    backbones = keras.optimizers.Adam(0.0, name=_OF_BACKBONE)
+    backbone_optimizer = keras.optimizers.Adam(0.0, name=_BACKBONE_OPTIMIZER)
     for variable in backbone.trainable_variables:
-        optimizer[variable.path] = backbones
+        optimizer[variable.path] = backbone_optimizer
     model.compile(
         optimizer=keras.optimizers.MultiOptimizer(optimizer),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -80,7 +80,7 @@ def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model
     return model
 
 
-class Thaw(keras.callbacks.Callback):
+class UnfreezeBackbone(keras.callbacks.Callback):
     """Sets the learning rate of the backbone from a given epoch (from 0) onward."""
 
     def __init__(self, epoch: int, rate: float) -> None:
@@ -91,7 +91,7 @@ class Thaw(keras.callbacks.Callback):
         """Sets the rate in every epoch, because a resumed training starts at a later one."""
         used = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         for optimizer in used.optimizers:
-            if optimizer.name == _OF_BACKBONE:
+            if optimizer.name == _BACKBONE_OPTIMIZER:
                 optimizer.learning_rate = self._rate if epoch >= self._epoch else 0.0
 
 
@@ -100,7 +100,7 @@ def callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     hp = Hyperparameters.model_validate(config.set)
     frozen = min(_FROZEN_EPOCHS, config.epochs // 2)
     epoch = frozen if hp.frozen_epochs is None else hp.frozen_epochs
-    return [Thaw(epoch, hp.thawed_rate)]
+    return [UnfreezeBackbone(epoch, hp.backbone_rate)]
 
 
 def train_data(config: TrainConfig) -> tf.data.Dataset:

@@ -43,11 +43,11 @@ def _check(
         ),
     )
     for epoch in epochs:
-        if not epoch.is_right:
+        if not epoch.is_exact:
             first = next(iter([*epoch.never_read, *epoch.read_again]))
             raise DataError(
-                f"{directory}: records never read: {len(epoch.never_read)}, read again: "
-                f"{len(epoch.read_again)}; the first: {first}"
+                f"{directory}: {len(epoch.never_read)} records were never read, "
+                f"{len(epoch.read_again)} were read again; the first is {first}"
             )
     num_records = sum(records for records, _ in epochs[0].workers)
     print(f"Each of {num_records:,} records was read exactly once in each of {num_epochs} epochs.")

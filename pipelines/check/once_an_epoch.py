@@ -34,7 +34,7 @@ class Epoch:
         workers: Number of records and batches of each worker.
         never_read: Locations of records that were read less often than they are stored.
         read_again: Locations of records that were read too often; "foreign" for a record that is
-            not stored at all.
+            not in the files.
     """
 
     workers: list[tuple[int, int]] = field(default_factory=list)
@@ -42,8 +42,8 @@ class Epoch:
     read_again: list[str] = field(default_factory=list)
 
     @property
-    def is_right(self) -> bool:
-        """Whether each record was read exactly once."""
+    def is_exact(self) -> bool:
+        """Whether each record was read exactly as often as it is stored."""
         return not self.never_read and not self.read_again
 
 
@@ -116,8 +116,8 @@ def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:
     records = _records(directory, index)
     while chunk := list(itertools.islice(records, _HASHES_AT_ONCE)):
         hashed = hashes([data for _, data in chunk]).numpy().tolist()
-        for (place, _), of_record in zip(chunk, hashed, strict=True):
-            places.setdefault(of_record, []).append(place)
+        for (place, _), record_hash in zip(chunk, hashed, strict=True):
+            places.setdefault(record_hash, []).append(place)
     return places
 
 
@@ -125,7 +125,7 @@ def _records(directory: AnyPath, index: Index) -> Iterator[tuple[str, bytes]]:
     """Yields the location and data of all records; raises if one is damaged."""
     for shard in index.shards:
         path = directory / shard.name
-        for record in record_file.sound_records(path, index.compression):
+        for record in record_file.intact_records(path, index.compression):
             yield f"{path}: record at byte {record.offset}", record.data
 
 

@@ -27,13 +27,13 @@ Result = TypeVar("Result")
 Advance = Callable[[int], None]
 
 _POLL_SECONDS = 0.1
-#: State of a worker process: the function it calls, and two numbers in shared memory: the count of
-#: processed records and a flag to stop. The pool's initializer sets it once per process, because
-#: the function may carry a whole data set.
+#: State of a worker process: the function it calls and, in shared memory, the number of processed
+#: records and a flag to stop. The pool's initializer sets it once per process, because the pickled
+#: function can contain a whole data set.
 _worker_state: dict[str, Any] = {}
 
 
-class _StopAskedError(Exception):
+class _CanceledError(Exception):
     """Ends a task whose result is no longer needed."""
 
 
@@ -54,7 +54,7 @@ def run(
 
     Args:
         function: A picklable function, sent once to each process. It should call its second
-            argument regularly, which is also where an interrupt ends it.
+            argument regularly, because an interrupt ends the task there.
         tasks: Picklable arguments, one per call.
         num_workers: Number of processes. One worker or one task runs in this process.
         description: Text beside the progress bar.
@@ -131,6 +131,6 @@ def _call(task: Any) -> Any:
 
 def _advance(num_records: int) -> None:
     if _worker_state["stop"].value:
-        raise _StopAskedError
+        raise _CanceledError
     with _worker_state["done"].get_lock():
         _worker_state["done"].value += num_records

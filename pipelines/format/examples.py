@@ -1,7 +1,7 @@
 """Conversion between named arrays and serialized `tf.train.Example` records.
 
 `encode` serializes one example, `decode` parses records in a TensorFlow graph (a whole batch costs
-little more than one record), and `problem_of` checks a record without a graph.
+little more than one record), and `find_problem` checks a record without a graph.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def parse_message(data: bytes, name: str) -> Any:
         raise DataError(f"{name}: not a tf.train.Example; no other format is supported") from None
 
 
-def problem_of(example: Any, features: Sequence[Feature]) -> str | None:
+def find_problem(example: Any, features: Sequence[Feature]) -> str | None:
     """Returns the first mismatch between a `tf.train.Example` and its features, or None."""
     for feature in features:
         if problem := _problem(example.features.feature, feature):
@@ -251,11 +251,11 @@ def _problem(stored: Any, feature: Feature) -> str | None:
     if not feature.is_ragged and len(values) != row:
         return f"expected {row} values, found {len(values)}"
     if feature.encoding == "list":
-        return _wrong_number(values, feature)
-    return _wrong_bytes(values[0], feature) if feature.encoding != "bytes" else None
+        return _check_number(values, feature)
+    return _check_bytes(values[0], feature) if feature.encoding != "bytes" else None
 
 
-def _wrong_bytes(value: bytes, feature: Feature) -> str | None:
+def _check_bytes(value: bytes, feature: Feature) -> str | None:
     if feature.is_image:
         found = image_format(value)
         return None if found == feature.encoding else f"not the bytes of a {feature.encoding} file"
@@ -264,7 +264,7 @@ def _wrong_bytes(value: bytes, feature: Feature) -> str | None:
     return None if len(value) == expected else f"expected {expected} bytes, found {len(value)}"
 
 
-def _wrong_number(values: Any, feature: Feature) -> str | None:
+def _check_number(values: Any, feature: Feature) -> str | None:
     if feature.label_names and not feature.shape:
         # tensorflow-datasets uses -1 for examples without a label.
         low, high, what = -1.0, len(feature.label_names) - 1.0, "label"

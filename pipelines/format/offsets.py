@@ -85,15 +85,15 @@ def _load(path: AnyPath, index: Index) -> np.ndarray | None:
             table = archive["offsets"]
             if _is_plausible(table, index):
                 return table
-            _log.warning("%s does not match the shards, and is created again", path)
+            _log.warning("%s does not match the shards; creating it again", path)
     return None
 
 
 def _is_plausible(table: np.ndarray, index: Index) -> bool:
     """Returns whether a table has an increasing offset within its file for every record.
 
-    Reading checks that every block of records ends where the table says that the next one begins:
-    so no record is read twice or left out.
+    Reading also checks that each block of records ends where the next one begins according to the
+    table. So no record is read twice or omitted.
     """
     if table.dtype != np.int64 or table.shape != (index.num_records,):
         return False
@@ -128,8 +128,8 @@ def _walk(directory: AnyPath, shard: Shard) -> np.ndarray:
     found = np.fromiter(record_file.offsets(path), np.int64)
     if len(found) != shard.num_records:
         raise DataError(
-            f"{path}: the index lists {shard.num_records} records, the file holds {len(found)}; "
-            "restore it, or make the index anew"
+            f"{path}: the index lists {shard.num_records} records, the file contains "
+            f"{len(found)}; restore the file, or delete the index and create it again"
         )
     return found
 

@@ -91,7 +91,7 @@ def read_record(
 def read_length(header: bytes) -> tuple[int, str | None]:
     """Returns the data length in a record's header, and a description of its damage or None."""
     if len(header) < HEADER_BYTES:
-        return 0, f"cut off: {len(header)} bytes where a record's first {HEADER_BYTES} should be"
+        return 0, f"truncated: {len(header)} of the {HEADER_BYTES} bytes of a record's header"
     length, checksum = _HEADER.unpack(header)
     if checksum != _checksum(header[:8]):
         return 0, "checksum of its length is wrong, so its end is not known"
@@ -99,11 +99,11 @@ def read_length(header: bytes) -> tuple[int, str | None]:
 
 
 def _cut_off(expected: int, found: int) -> str:
-    return f"cut off: {found} bytes where {expected} should be"
+    return f"truncated: {found} of {expected} bytes"
 
 
 def _checksum(data: bytes) -> int:
-    """Returns the masked CRC-32C, which is safe for data that contain their own checksums."""
+    """Returns the masked CRC-32C, which is robust for data that contain checksums themselves."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -120,11 +120,11 @@ def open_to_read(path: AnyPath, compression: Compression) -> BinaryIO:
     if compression == "GZIP":
         return cast(BinaryIO, gzip.open(path.open("rb")))
     if compression == "ZLIB":
-        return io.BufferedReader(_Inflated(path))
+        return io.BufferedReader(_ZlibReader(path))
     return path.open("rb")
 
 
-class _Inflated(io.RawIOBase):
+class _ZlibReader(io.RawIOBase):
     """Decompresses a zlib stream. The standard library has a file class for gzip only."""
 
     def __init__(self, path: AnyPath) -> None:
@@ -166,21 +166,21 @@ def records(path: AnyPath, compression: Compression = "") -> Iterator[Record]:
             try:
                 record, length = read_record(file, offset, num_bytes)
             except INFLATE_ERRORS as error:
-                yield Record(offset, b"", f"{compression} data damaged or cut off ({error})")
+                yield Record(offset, b"", f"{compression} data damaged or truncated ({error})")
                 return
             if record is not None:
                 yield record
             if length is not None:
                 offset += framed_bytes(length)
                 continue
-            found = _next_sound(file, offset) if record and num_bytes else None
+            found = _next_valid(file, offset) if record and num_bytes else None
             if found is None:
                 return
             offset = found
             file.seek(offset)
 
 
-def sound_records(path: AnyPath, compression: Compression = "") -> Iterator[Record]:
+def intact_records(path: AnyPath, compression: Compression = "") -> Iterator[Record]:
     """Yields all records of a file.
 
     Raises:
@@ -246,7 +246,7 @@ def offsets(path: AnyPath) -> Iterator[int]:
             length, problem = read_length(file.read(HEADER_BYTES))
             end = offset + framed_bytes(length)
             if problem or end > num_bytes:
-                raise _damage(path, offset, problem or "cut off")
+                raise _damage(path, offset, problem or "truncated")
             yield offset
             offset = end
 
@@ -272,9 +272,9 @@ def _damage(path: AnyPath | str, offset: int, problem: str) -> DataError:
     return DataError(f"{path}: record at byte {offset}: {problem}; restore the file")
 
 
-def _next_sound(file: BinaryIO, offset: int) -> int | None:
+def _next_valid(file: BinaryIO, offset: int) -> int | None:
     """Returns where the next record with a valid length begins after `offset`, or None."""
-    with _whole(file) as data:
+    with _contents(file) as data:
         # Lengths below 2^40 end in three zero bytes, which are found much faster than checksums
         # are computed at every byte.
         at = data.find(bytes(3), offset + 6)
@@ -288,7 +288,7 @@ def _next_sound(file: BinaryIO, offset: int) -> int | None:
 
 
 @contextlib.contextmanager
-def _whole(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
+def _contents(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
     """Maps a local file into memory, or reads one that is not local."""
     try:
         descriptor = file.fileno()

@@ -139,7 +139,7 @@ def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
     from pipelines.format.examples import parse_message  # imports TensorFlow
 
     num_records, seen = 0, dict[str, infer.Seen]()
-    for record in record_file.sound_records(file.path, file.compression):
+    for record in record_file.intact_records(file.path, file.compression):
         infer.add_example(
             seen, parse_message(record.data, f"{file.path}: record at byte {record.offset}")
         )

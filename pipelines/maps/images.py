@@ -18,8 +18,8 @@ import tensorflow as tf
 
 Size = tuple[int, int]
 
-# Several draws of an example use the same seed; each folds it with a different number.
-_OF_CROP, _OF_FLIP = 1, 2
+# Numbers that are folded into an example's seed, so that its draws are independent.
+_CROP_STREAM, _FLIP_STREAM = 1, 2
 
 # The reductions that libjpeg supports.
 _RATIOS = (1, 2, 4, 8)
@@ -56,7 +56,9 @@ def random_crop(
         Pixels, uint8 `(height, width, 3)`.
     """
     shape = tf.cast(_shape(encoded), tf.float32)
-    u = tf.random.stateless_uniform((4,), tf.random.experimental.stateless_fold_in(seed, _OF_CROP))
+    u = tf.random.stateless_uniform(
+        (4,), tf.random.experimental.stateless_fold_in(seed, _CROP_STREAM)
+    )
     side = tf.sqrt(tf.reduce_prod(shape) * _between(area, u[0]))
     log_aspect = _between((math.log(aspect[0]), math.log(aspect[1])), u[1])
     region = tf.minimum(side * tf.exp(log_aspect * tf.constant([-0.5, 0.5])), shape)
@@ -111,7 +113,7 @@ def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         images: `(..., height, width, channels)`. A mask can be flipped along as extra channels.
         seed: int32 `(2,)`.
     """
-    seed = tf.random.experimental.stateless_fold_in(seed, _OF_FLIP)
+    seed = tf.random.experimental.stateless_fold_in(seed, _FLIP_STREAM)
     turned = tf.random.stateless_uniform((), seed, maxval=2, dtype=tf.int32)
     # Reversing no axis copies the image, which costs less than a condition.
     return tf.ensure_shape(tf.reverse(images, tf.repeat([-2], turned)), images.shape)
@@ -133,14 +135,14 @@ def _scaled(
     """Decodes a region of an image and scales it; uint8 `(*size, 3)`."""
     pixels = tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: _of_jpeg(encoded, begin, region, size, reduce),
+        lambda: _decode_jpeg_region(encoded, begin, region, size, reduce),
         lambda: _cut(tf.io.decode_png(encoded, channels=3), _window(begin, region)),
     )
     scaled = tf.image.resize(pixels, size)
     return tf.ensure_shape(tf.cast(tf.round(scaled), tf.uint8), (*size, 3))
 
 
-def _of_jpeg(
+def _decode_jpeg_region(
     encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
 ) -> tf.Tensor:
     """Decodes a region of a JPEG with no more pixels than the size requires."""

@@ -1,10 +1,10 @@
 """Keras augmentation layers with an explicit seed per example, for reproducible epochs.
 
-A Keras layer draws from its own generator, whose state advances with each call. In a parallel map
-the draws of an example would therefore depend on timing. Here each call draws from the seed it is
-given. `RandAugment`, `RandomFlip`, `RandomColorJitter`, `MixUp`, `CutMix` and all other random
-layers of `keras.layers` are supported. A `keras.Sequential` of them is not: call one after the
-other.
+A Keras layer draws from its own generator, whose state advances with each call. In a parallel map,
+the random numbers of an example would therefore depend on timing. These functions pass a seed to
+each call instead. `RandAugment`, `RandomFlip`, `RandomColorJitter`, `MixUp`, `CutMix` and all other
+random layers of `keras.layers` are supported. A `keras.Sequential` of them is not: call one after
+the other.
 """
 
 from __future__ import annotations

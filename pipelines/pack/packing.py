@@ -51,7 +51,7 @@ class Plan:
 
     @functools.cached_property
     def order(self) -> np.ndarray:
-        """The numbers of the examples in the order in which the shards take them in turn."""
+        """The numbers of the examples; shard i gets every `num_shards`-th of them from i on."""
         numbers = np.arange(len(self.source))
         # PCG64 is named explicitly, because NumPy may change its default generator.
         if self.seed is not None:
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def description(self) -> str:
-        """The `source` of the index, which differs whenever the records would."""
+        """The `source` of the index, which is different for different records."""
         order = "in order" if self.seed is None else f"shuffled by seed {self.seed}"
         return f"{self.source.description}; {order}"
 
@@ -88,10 +88,10 @@ _LARGE, _SMALL = 100e6, 10e6  # bytes
 
 
 def default_num_shards(source: Source) -> int:
-    """Returns the number of shards of about 100 MB, or down to 10 MB to get ten of them.
+    """Returns a number of shards for which each has about 100 MB.
 
-    The rule is that of https://www.tensorflow.org/tutorials/load_data/tfrecord: enough files to
-    read several at once, "each file should be at least 10 MB+ and ideally 100 MB+". The size is
+    Small data sets get up to ten shards of at least 10 MB, so that several can be read at once.
+    This is the rule of https://www.tensorflow.org/tutorials/load_data/tfrecord. The size is
     estimated from a fixed sample.
 
     Raises:
@@ -155,7 +155,7 @@ def pack(
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
     part = Part(0, 0) if finish else part
-    with _full_disk_explained(directory), work.lock(part):
+    with _explain_full_disk(directory), work.lock(part):
         work.prepare(plan.to_json(), part)
         if not finish:
             _write_missing(plan, work, num_workers, part, by_ray)
@@ -209,7 +209,7 @@ def _write_shard(
     task: _ShardTask,
     advance: parallel_tasks.Advance,
 ) -> Shard:
-    """Writes one shard, which counts as finished when it is complete."""
+    """Writes one shard, and records that it is finished."""
     num_since_report = 0
     with ShardWriter(work.path(task.name), compression) as writer:
         for example in source.examples(task.numbers.tolist()):
@@ -223,7 +223,7 @@ def _write_shard(
 
 
 @contextlib.contextmanager
-def _full_disk_explained(directory: AnyPath) -> Iterator[None]:
+def _explain_full_disk(directory: AnyPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -235,7 +235,7 @@ def _full_disk_explained(directory: AnyPath) -> Iterator[None]:
         ) from None
 
 
-def packed(
+def pack_dataset(
     location: str,
     directory: str | AnyPath,
     *,
@@ -244,24 +244,25 @@ def packed(
     seed: int | None = 0,
     compression: Compression = "",
     num_workers: int | None = None,
-    **of_source: object,
+    **source_options: object,
 ) -> Index:
     """Packs a data set into a folder of shards, unless the folder already contains it.
 
     Example:
         >>> np.savez("digits.npz", image=x, label=y)
-        >>> pipelines.packed("digits.npz", "data/packed", num_shards=2, num_workers=1).num_records
+        >>> index = pipelines.pack_dataset("digits.npz", "data/packed", num_workers=1)
+        >>> index.num_records
         1797
 
     Args:
         location: A folder, a file or `tfds:NAME`.
         directory: The folder to create, with its parents, or its URL.
         kind: One of `pipelines.sources.SOURCES`, or `auto` to detect it.
-        num_shards: Number of files; None: as many as make them 100 MB each.
+        num_shards: Number of files; None: as many as give files of about 100 MB.
         seed: Seed of the order of the examples; None: the order of the source.
         compression: Compression of the files.
         num_workers: Number of processes that write; None: one per core.
-        **of_source: Options of some sources, see `pipelines.sources.source.Options`.
+        **source_options: Options of some sources, see `pipelines.sources.source.Options`.
 
     Returns:
         The index of the folder.
@@ -269,7 +270,7 @@ def packed(
     Raises:
         DataError: The source cannot be packed, or the folder contains something else.
     """
-    plan = plan_of(location, kind, num_shards, seed, compression, of_source)
+    plan = make_plan(location, kind, num_shards, seed, compression, source_options)
     num_workers = num_workers or parallel_tasks.default_num_workers()
     index = pack(plan, storage.at(directory), num_workers)
     if index is None:  # another process deleted shards
@@ -277,16 +278,16 @@ def packed(
     return index
 
 
-def plan_of(
+def make_plan(
     location: str,
     kind: str,
     num_shards: int | None,
     seed: int | None,
     compression: Compression,
-    of_source: Mapping[str, object],
+    source_options: Mapping[str, object],
 ) -> Plan:
-    """Returns the plan of what `packed` packs, for arguments as it takes them."""
-    source = open_source(location, kind, Options.model_validate(of_source))
+    """Returns the plan for the arguments of `pack_dataset`."""
+    source = open_source(location, kind, Options.model_validate(source_options))
     return Plan(
         source,
         num_shards=num_shards or default_num_shards(source),

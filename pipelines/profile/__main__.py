@@ -39,7 +39,7 @@ def _profile(
     stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds, tuning=tuning)
     total = sum(stage.microseconds for stage in stages)
     command_line.print_table(
-        ("stage", "us/record", "percent", "up to here, records/s"),
+        ("stage", "us/record", "percent", "records/s up to this stage"),
         [
             (
                 stage.name,
@@ -54,7 +54,7 @@ def _profile(
     title = f"{directory}: reading in batches of {batch_size}"
     if is_too_small(directory, stages):
         title += "; too small to measure"
-        print(f"An epoch takes less than {SHORTEST_EPOCH:g} s: the data are too small to measure.")
+        print(f"Too small to measure: an epoch takes less than {SHORTEST_EPOCH:g} s.")
     else:
         print(f"The slowest stage is '{limit.name}': {ADVICE[limit.name]}.")
     draw_chart(stages, title, Path(chart))

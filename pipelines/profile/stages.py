@@ -30,7 +30,7 @@ ADVICE = {
     "(cache='memory'), or add cores or a data service",
     "batch": "make examples smaller: uint8 instead of float32, normalized on the device",
 }
-#: Seconds. In a shorter epoch its start takes most of the time.
+#: Seconds. A shorter epoch spends most of its time on starting.
 SHORTEST_EPOCH = 0.1
 _SHUFFLE_BUFFER = 1000
 _WARM_UP_FRACTION = 0.25
@@ -73,7 +73,7 @@ def measure(
     folder = Folder(directory, shuffle_buffer=_SHUFFLE_BUFFER, seed=0, tuning=tuning)
     stages: list[Stage] = []
     before = 0.0
-    datasets = _up_to_each(folder, size)
+    datasets = _pipelines_by_stage(folder, size)
     for name, dataset in datasets.items():
         rate = _rate(dataset.shard(batch_size, batch_size - 1), batch_size, seconds)
         stages.append(Stage(name, max(0.0, 1e6 / rate - before), rate))
@@ -91,8 +91,8 @@ def is_too_small(directory: str | AnyPath, stages: Sequence[Stage]) -> bool:
     return load_index(directory).num_records / slowest < SHORTEST_EPOCH
 
 
-def _up_to_each(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]:
-    """Returns endless pipelines, each ending with the stage of its name."""
+def _pipelines_by_stage(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]:
+    """Returns endless pipelines by the name of the stage with which they end."""
     pictures = [feature.name for feature in folder.features if feature.is_image]
 
     def parse(record: tf.Tensor, seed: tf.Tensor) -> tuple[dict[str, Any], tf.Tensor]:
@@ -107,10 +107,10 @@ def _up_to_each(folder: Folder, size: images.Size) -> dict[str, tf.data.Dataset]
             example[name] = images.flip(images.random_crop(example[name], seed, size), seed)
         return example
 
-    read = folder.for_ever().unbatch()
+    read = folder.repeated().unbatch()
     datasets = {"read": read, "parse": read.map(parse, tf.data.AUTOTUNE)}
     if pictures:
-        # Cropping decodes only the region it needs, so that it may add nothing to this stage.
+        # Cropping decodes only the region it needs, so it can be faster than this stage.
         datasets["decode"] = read.map(whole_images, tf.data.AUTOTUNE)
         datasets["crop and scale"] = read.map(crop, tf.data.AUTOTUNE)
     return datasets

@@ -21,7 +21,7 @@ AugmentFn = Callable[[Any, tf.Tensor], Any]
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleMaker:
+class ExampleMapper:
     """Turns serialized records into examples.
 
     Attributes:
@@ -38,29 +38,31 @@ class ExampleMaker:
 
     @property
     def needs_single_examples(self) -> bool:
-        """Whether a function takes single examples. Decoding alone can take whole batches."""
+        """Whether a function needs single examples. Decoding alone works on whole batches."""
         return self.map_fn is not None or self.augment_fn is not None
 
-    def mapped(self, serialized: tf.Tensor) -> Any:
+    def map(self, serialized: tf.Tensor) -> Any:
         """Returns the example of a serialized record before augmentation, which can be cached."""
         example = decode(serialized, self.features, decode_images=self.decode_images)
         return self.map_fn(example) if self.map_fn else example
 
-    def augmented(self, mapped: Any, seed: tf.Tensor) -> Any:
+    def augment(self, mapped: Any, seed: tf.Tensor) -> Any:
         """Returns the augmented example, or the example itself without an `augment_fn`."""
         return self.augment_fn(mapped, seed) if self.augment_fn else mapped
 
-    def made(self, serialized: tf.Tensor, seed: tf.Tensor) -> Any:
+    def map_and_augment(self, serialized: tf.Tensor, seed: tf.Tensor) -> Any:
         """Returns the augmented example of a serialized record."""
-        return self.augmented(self.mapped(serialized), seed)
+        return self.augment(self.map(serialized), seed)
 
-    def made_with_seed(self, serialized: tf.Tensor, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def map_and_augment_with_seed(
+        self, serialized: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[Any, tf.Tensor]:
         """Returns the augmented example of a serialized record, and its seed."""
-        return self.made(serialized, seed), seed
+        return self.map_and_augment(serialized, seed), seed
 
-    def augmented_with_seed(self, mapped: Any, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def augment_with_seed(self, mapped: Any, seed: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns the augmented example, and its seed."""
-        return self.augmented(mapped, seed), seed
+        return self.augment(mapped, seed), seed
 
 
 #: Keep a partial last batch, drop it, or pad it and add a mask to every batch.
@@ -71,7 +73,7 @@ BatchFn = Callable[..., Any]
 MixFn = Callable[[Any, tf.Tensor], Any]
 
 
-def per_pipeline(batch_size: int, context: tf.distribute.InputContext | None) -> int:
+def pipeline_batch_size(batch_size: int, context: tf.distribute.InputContext | None) -> int:
     """Returns the number of rows of each global batch that one pipeline produces.
 
     Raises:
@@ -92,10 +94,10 @@ def num_batches(num_examples: int, batch_size: int, last_batch: LastBatch) -> in
     return full + (rest > 0 and last_batch != "drop")
 
 
-def batches_of(
+def batch_examples(
     records: tf.data.Dataset,
     with_seeds: Callable[[Records], tuple[tf.Tensor, tf.Tensor]],
-    maker: ExampleMaker,
+    mapper: ExampleMapper,
     batch_size: int,
     *,
     drop_remainder: bool,
@@ -107,32 +109,32 @@ def batches_of(
     Args:
         records: Dataset of `Records` of any lengths.
         with_seeds: Returns the serialized records of an element, and their seeds.
-        maker: Makes the examples.
+        mapper: Turns records into examples.
         batch_size: Rows per batch.
         drop_remainder: Whether to drop a partial last batch.
-        num_maps: Parallel calls of the maker.
+        num_maps: Parallel calls of the mapper.
         keep_seeds: Whether to return pairs of a batch and the seeds of its examples, int32
             `(n, 2)`.
     """
-    if maker.needs_single_examples:
-        make = maker.made_with_seed if keep_seeds else maker.made
+    if mapper.needs_single_examples:
+        make = mapper.map_and_augment_with_seed if keep_seeds else mapper.map_and_augment
         dataset = records.map(with_seeds).unbatch().map(make, num_maps)
         return dataset.batch(batch_size, drop_remainder)
     if keep_seeds:
         dataset = records.map(with_seeds).rebatch(batch_size, drop_remainder)
-        return dataset.map(maker.made_with_seed, num_maps)
+        return dataset.map(mapper.map_and_augment_with_seed, num_maps)
     # Parse whole batches, because calling a function costs more than parsing a small record.
     dataset = records.map(lambda read: read.serialized).rebatch(batch_size, drop_remainder)
-    return dataset.map(maker.mapped, num_maps)
+    return dataset.map(mapper.map, num_maps)
 
 
-def mixing(batch_fn: BatchFn | None, mix_fn: MixFn) -> BatchFn:
+def mix_batches(batch_fn: BatchFn | None, mix_fn: MixFn) -> BatchFn:
     """Returns a function of a batch and its examples' seeds that applies both functions."""
 
-    def mix(batch: Any, of_examples: tf.Tensor) -> Any:
+    def mix(batch: Any, seeds: tf.Tensor) -> Any:
         if batch_fn:
             batch = batch_fn(*batch) if isinstance(batch, tuple) else batch_fn(batch)
-        return mix_fn(batch, order.batch_seed(of_examples))
+        return mix_fn(batch, order.batch_seed(seeds))
 
     return mix
 
@@ -167,7 +169,7 @@ def pad(batch: Any, batch_size: int) -> tuple[Any, tf.Tensor]:
     return tf.nest.pack_sequence_as(batch, filled), rows < tf.cast(num_rows, tf.int32)
 
 
-def finished(
+def finish(
     batches: tf.data.Dataset,
     *,
     batch_fn: BatchFn | None,
@@ -175,7 +177,7 @@ def finished(
     deterministic: bool,
     tuning: Tuning,
 ) -> tf.data.Dataset:
-    """Returns batches after the last stages: mapping, prefetching and options.
+    """Applies the last stages to batches: mapping, prefetching and options.
 
     Args:
         batches: The batches of one pipeline.

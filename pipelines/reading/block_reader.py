@@ -27,7 +27,7 @@ _MOST_READS = 16
 _log = logging.getLogger("pipelines")
 
 
-class Skipped:
+class SkippedRecords:
     """Counts and logs the corrupt records that were skipped."""
 
     def __init__(self) -> None:
@@ -60,7 +60,9 @@ def in_parallel(read_block: BlockReader, num_reads: int) -> Reader:
     return read
 
 
-def block_reader(offsets: np.ndarray, skipped: Skipped | None, *, portable: bool) -> BlockReader:
+def block_reader(
+    offsets: np.ndarray, skipped: SkippedRecords | None, *, portable: bool
+) -> BlockReader:
     """Returns a reader that yields a block of an uncompressed file as one element.
 
     Args:
@@ -145,11 +147,11 @@ def _fail(block: Blocks) -> Records:
     return Records(block.path[tf.newaxis], block.first[tf.newaxis], block.start[tf.newaxis])
 
 
-def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> Records:
+def _read_again(block: Blocks, offsets: np.ndarray, skipped: SkippedRecords | None) -> Records:
     """Reads a block record by record, and returns the intact ones or fails with the damage."""
     _check_exists(block.path)
     serialized, numbers, problem = tf.numpy_function(
-        functools.partial(intact_records, offsets, skipped),
+        functools.partial(read_intact_records, offsets, skipped),
         [block.path, block.first, block.first + block.count, block.size],
         (tf.string, tf.int64, tf.string),
     )
@@ -160,8 +162,13 @@ def _read_again(block: Blocks, offsets: np.ndarray, skipped: Skipped | None) -> 
     return Records(serialized, numbers, _starts(block, numbers))
 
 
-def intact_records(
-    offsets: np.ndarray, skipped: Skipped | None, path: bytes, first: int, stop: int, size: int
+def read_intact_records(
+    offsets: np.ndarray,
+    skipped: SkippedRecords | None,
+    path: bytes,
+    first: int,
+    stop: int,
+    size: int,
 ) -> tuple[np.ndarray, np.ndarray, bytes]:
     """Reads a block record by record.
 

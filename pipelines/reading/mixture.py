@@ -1,8 +1,8 @@
 """`mix`: reads several folders as one stream, in the proportions of their weights.
 
-The source of each example is drawn in periods. In each period every source has exactly its share of
-draws, in a new random order. So the proportions are exact, and the number of examples that were
-taken from each source before any position is known without drawing again.
+The source of each example is drawn in periods of 1,000 examples. Within a period, each source is
+drawn exactly in proportion to its weight, in a new random order. So the proportions are exact, and
+the number of examples of each source before any position is known without drawing again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines.reading import batching
-from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMaker, MapFn
+from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMapper, MapFn
 from pipelines.reading.folder import Folder
 from pipelines.reading.position import BEGINNING, Position, starts, with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning
@@ -55,8 +55,8 @@ def mix(
 ) -> tf.data.Dataset:
     """Reads several folders as one stream.
 
-    Each source is read epoch after epoch, as `read` would with the same seed, so that every record
-    comes once in each. Epochs of the mixture continue where the previous one ended.
+    Each source is read epoch after epoch, as by `read` with the same seed. An epoch of the mixture
+    continues where the previous one ended.
 
     Example:
         >>> sources = [pipelines.Source("data/digits", 0.75), pipelines.Source("data/digits", 0.25)]
@@ -86,7 +86,7 @@ def mix(
             be divided among the pipelines.
     """
     draws = Draws([source.weight for source in sources], seed)
-    whole_batch, batch_size = batch_size, batching.per_pipeline(batch_size, context)
+    global_batch_size, batch_size = batch_size, batching.pipeline_batch_size(batch_size, context)
     folders = [
         Folder(
             source.directory,
@@ -97,23 +97,23 @@ def mix(
         )
         for source in sources
     ]
-    makers = [
-        ExampleMaker(folder.features, decode_images, source.map_fn, augment_fn)
+    mappers = [
+        ExampleMapper(folder.features, decode_images, source.map_fn, augment_fn)
         for source, folder in zip(sources, folders, strict=True)
     ]
 
     def of_iteration(start: tf.Tensor) -> tf.data.Dataset:
-        epoch, left_out = start[0], start[1]
-        place = epoch * num_batches * batch_size + left_out
-        num_taken = draws.taken_before(place)
+        epoch, num_skipped = start[0], start[1]
+        place = epoch * num_batches * batch_size + num_skipped
+        num_taken = draws.counts_before(place)
         streams = [
-            folder.for_ever(num_taken[i]).unbatch().map(maker.made, tuning.num_maps)
-            for i, (folder, maker) in enumerate(zip(folders, makers, strict=True))
+            folder.repeated(num_taken[i]).unbatch().map(mapper.map_and_augment, tuning.num_maps)
+            for i, (folder, mapper) in enumerate(zip(folders, mappers, strict=True))
         ]
-        mixed = tf.data.Dataset.choose_from_datasets(streams, draws.behind(place))
-        return mixed.take(num_batches * batch_size - left_out)
+        mixed = tf.data.Dataset.choose_from_datasets(streams, draws.sources_from(place))
+        return mixed.take(num_batches * batch_size - num_skipped)
 
-    dataset = batching.finished(
+    dataset = batching.finish(
         starts(start, batch_size).flat_map(of_iteration).batch(batch_size),
         batch_fn=batch_fn,
         num_batches=num_batches if start == BEGINNING else None,
@@ -123,7 +123,7 @@ def mix(
 
     def again(start: Callable[[], Position]) -> tf.data.Dataset:
         return mix(
-            sources, whole_batch, num_batches=num_batches, seed=seed,
+            sources, global_batch_size, num_batches=num_batches, seed=seed,
             shuffle_buffer=shuffle_buffer, decode_images=decode_images, augment_fn=augment_fn,
             batch_fn=batch_fn, context=context, start=start, tuning=tuning,
         )  # fmt: skip
@@ -148,14 +148,14 @@ class Draws:
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:
         self._num_sources, self._seed = len(weights), seed
-        self._sources = tf.constant(np.repeat(np.arange(len(weights)), _per_period(weights)))
+        self._sources = tf.constant(np.repeat(np.arange(len(weights)), _draws_per_period(weights)))
 
-    def taken_before(self, place: tf.Tensor) -> tf.Tensor:
+    def counts_before(self, place: tf.Tensor) -> tf.Tensor:
         """Returns the number of examples of each source before a position, `(num_sources,)`."""
         period, within = place // _PERIOD, place % _PERIOD
         return period * self._counts(self._sources) + self._counts(self._of(period)[:within])
 
-    def behind(self, place: tf.Tensor) -> tf.data.Dataset:
+    def sources_from(self, place: tf.Tensor) -> tf.data.Dataset:
         """Returns an endless dataset of source numbers from a position on."""
         period, within = place // _PERIOD, place % _PERIOD
         periods = tf.data.Dataset.range(period, tf.int64.max)
@@ -170,7 +170,7 @@ class Draws:
         return tf.cast(counts, tf.int64)
 
 
-def _per_period(weights: Sequence[float]) -> list[int]:
+def _draws_per_period(weights: Sequence[float]) -> list[int]:
     """Returns the draws per period of each source, at least one, by the largest remainders."""
     given = np.array(weights, np.float64)
     if not len(given) or not np.all(given > 0) or not np.all(np.isfinite(given)):

@@ -1,8 +1,8 @@
 """The order of an epoch and the seeds of its examples, as pure functions of seed and epoch.
 
 Shuffling first permutes all blocks that a pipeline reads, and then the records within windows of
-the size of the shuffle buffer, which therefore hold records of many files. Reading can start
-anywhere in this order: only the window around the start is read again.
+the size of the shuffle buffer, which therefore contain records of many files. Reading can start at
+any position of this order, and reads only the window around it again.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from pipelines.reading.blocks import Blocks, Reader, Records
 
-# Several draws use the same seed; each folds it with a different number to be independent.
-OF_BLOCKS, OF_WINDOWS, OF_EXAMPLES, OF_BATCHES = 1, 2, 3, 4
+# Numbers that are folded into a seed, so that draws from the same seed are independent.
+BLOCKS_STREAM, WINDOWS_STREAM, EXAMPLES_STREAM, BATCHES_STREAM = 1, 2, 3, 4
 
 
 def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
@@ -24,21 +24,21 @@ def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
 def example_seeds(epoch_seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Returns the seed of each example, int32 `(..., 2)`, from epoch seed and record number.
 
-    So the augmentation of an example does not depend on which worker reads it, or when.
+    The augmentation of an example therefore does not depend on which worker reads it, or when.
     """
-    key = tf.random.experimental.stateless_fold_in(epoch_seed, OF_EXAMPLES)[0]
+    key = tf.random.experimental.stateless_fold_in(epoch_seed, EXAMPLES_STREAM)[0]
     numbers = tf.cast(numbers, tf.int32)
     return tf.stack([tf.broadcast_to(key, tf.shape(numbers)), numbers], axis=-1)
 
 
-def batch_seed(of_its_examples: tf.Tensor) -> tf.Tensor:
+def batch_seed(example_seeds: tf.Tensor) -> tf.Tensor:
     """Returns the seed of a batch, int32 `(2,)`, derived from that of its first example."""
-    return tf.random.experimental.stateless_fold_in(of_its_examples[0], OF_BATCHES)
+    return tf.random.experimental.stateless_fold_in(example_seeds[0], BATCHES_STREAM)
 
 
-def permutation(count: tf.Tensor, seed: tf.Tensor, of: tf.Tensor | int) -> tf.Tensor:
-    """Returns a random permutation of the numbers below `count`; `of` selects one of several."""
-    seed = tf.random.experimental.stateless_fold_in(seed, of)
+def permutation(count: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor | int) -> tf.Tensor:
+    """Returns a random permutation of the numbers below `count`, one for each `stream`."""
+    seed = tf.random.experimental.stateless_fold_in(seed, stream)
     return tf.random.experimental.stateless_shuffle(tf.range(count), seed)
 
 
@@ -79,19 +79,19 @@ def shuffled(
 
     def shuffled_blocks(start: tf.Tensor) -> Blocks:
         of_epoch = epoch_seed(seed, start[0])
-        places = permutation(tf.size(blocks.count), of_epoch, OF_BLOCKS)
+        places = permutation(tf.size(blocks.count), of_epoch, BLOCKS_STREAM)
         # From the beginning of the window that contains the first record to yield.
         return _rest(blocks.rows(places), start[1] // window * window, start)
 
     def shuffled_records(number: tf.Tensor, records: Records) -> Records:
         records = Records(*records)
-        left_out = records.left_out
+        num_skipped = records.num_skipped
         of_windows = tf.random.experimental.stateless_fold_in(
-            epoch_seed(seed, records.epoch), OF_WINDOWS
+            epoch_seed(seed, records.epoch), WINDOWS_STREAM
         )
         num_records = tf.size(records.numbers)
-        places = permutation(num_records, of_windows, left_out // window + number)
-        places = places[tf.where(number == 0, left_out % window, 0) :]
+        places = permutation(num_records, of_windows, num_skipped // window + number)
+        places = places[tf.where(number == 0, num_skipped % window, 0) :]
         return Records(*(tf.gather(column, places) for column in records))
 
     dataset = read(starts.map(shuffled_blocks)).rebatch(window)
@@ -100,7 +100,7 @@ def shuffled(
 
 
 def _rest(blocks: Blocks, num_records: tf.Tensor, start: tf.Tensor) -> Blocks:
-    """Returns the blocks after the first `num_records` records of all."""
+    """Returns the blocks without their first `num_records` records."""
     begins = tf.cumsum(blocks.count, exclusive=True)
     blocks = blocks._replace(
         skip=tf.maximum(num_records - begins, 0),

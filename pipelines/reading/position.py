@@ -37,15 +37,15 @@ _peeks: list[object] = []
 
 
 @contextmanager
-def looking() -> Iterator[None]:
-    """Context manager for looking at the first batch without advancing to the next epoch.
+def peek() -> Iterator[None]:
+    """Context manager for reading the first batch without advancing to the next epoch.
 
-    Iterations that start within the block read the next epoch but do not count, so that looking at
-    the data does not change the order of the training that follows.
+    Iterations that start within the block do not count as epochs, so that a look at the data does
+    not change the order of the training that follows.
 
     Example:
         >>> dataset = pipelines.read("data/digits", 64, seed=1)
-        >>> with pipelines.looking():
+        >>> with pipelines.peek():
         ...     first = next(iter(dataset))
         >>> first["image"].shape
         TensorShape([64, 64])

@@ -23,7 +23,9 @@ _SLACK = 0.05
 _KEPT = 0.9
 
 
-def caching(fetch: Fetch, directory: str | Path, limit: int, versions: Mapping[str, str]) -> Fetch:
+def cache_ranges(
+    fetch: Fetch, directory: str | Path, limit: int, versions: Mapping[str, str]
+) -> Fetch:
     """Returns a function that fetches ranges through the cache.
 
     Args:

@@ -10,7 +10,7 @@ from typing import get_args
 import tensorflow as tf
 
 from pipelines.reading import batching
-from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMaker, LastBatch, MapFn, MixFn
+from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMapper, LastBatch, MapFn, MixFn
 from pipelines.reading.folder import Folder, OnCorrupt, cached
 from pipelines.reading.position import BEGINNING, Position, starts, with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning, through_data_service
@@ -98,7 +98,7 @@ def read(
     ):
         if word not in known:
             raise ValueError(f"{name}: expected one of {', '.join(known)}, got {word!r}")
-    whole_batch, batch_size = batch_size, batching.per_pipeline(batch_size, context)
+    global_batch_size, batch_size = batch_size, batching.pipeline_batch_size(batch_size, context)
     divided = context is not None and context.num_input_pipelines > 1
     if mix_fn and (last_batch == "pad" or divided or data_service):
         raise ValueError(
@@ -122,20 +122,20 @@ def read(
         portable=data_service is not None,
         tuning=tuning,
     )
-    maker = ExampleMaker(folder.features, decode_images, map_fn, augment_fn)
+    mapper = ExampleMapper(folder.features, decode_images, map_fn, augment_fn)
     to_batches = functools.partial(
-        batching.batches_of, maker=maker, batch_size=batch_size, num_maps=tuning.num_maps
+        batching.batch_examples, mapper=mapper, batch_size=batch_size, num_maps=tuning.num_maps
     )
     drop = last_batch == "drop"
     if data_service:
         # Every worker of the service may end with a partial batch, which must not be dropped.
-        records = folder.in_any_order()
+        records = folder.unordered()
         dataset = to_batches(records, folder.with_random_seeds, drop_remainder=False)
         dataset = through_data_service(dataset, data_service, batch_size, drop_remainder=drop)
     elif cache:
         begin = starts(start, batch_size)
-        dataset = cached(begin, folder, maker.mapped, cache, shuffle_buffer, tuning.num_maps)
-        augment = maker.augmented_with_seed if mix_fn else maker.augmented
+        dataset = cached(begin, folder, mapper.map, cache, shuffle_buffer, tuning.num_maps)
+        augment = mapper.augment_with_seed if mix_fn else mapper.augment
         dataset = dataset.map(augment, tuning.num_maps).batch(batch_size, drop)
     else:
         records = folder.stream(starts(start, batch_size))
@@ -145,9 +145,9 @@ def read(
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
     is_whole = start == BEGINNING and on_corrupt == "raise"
-    dataset = batching.finished(
+    dataset = batching.finish(
         dataset,
-        batch_fn=batching.mixing(batch_fn, mix_fn) if mix_fn else batch_fn,
+        batch_fn=batching.mix_batches(batch_fn, mix_fn) if mix_fn else batch_fn,
         num_batches=(
             batching.num_batches(folder.num_records, batch_size, last_batch) if is_whole else None
         ),
@@ -159,7 +159,7 @@ def read(
 
     def again(start: Callable[[], Position]) -> tf.data.Dataset:
         return read(
-            directory, whole_batch, shuffle_buffer=shuffle_buffer, seed=seed,
+            directory, global_batch_size, shuffle_buffer=shuffle_buffer, seed=seed,
             decode_images=decode_images, map_fn=map_fn, cache=cache, augment_fn=augment_fn,
             last_batch=last_batch, batch_fn=batch_fn, mix_fn=mix_fn, context=context, start=start,
             on_corrupt=on_corrupt, deterministic=deterministic, tuning=tuning,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-#: Requests at a time. They wait for the network, so that their number is far above that of cores.
+#: Requests at a time, many more than cores, because they wait for the network.
 NUM_REQUESTS = 48
 #: Neighboring ranges are merged to requests of up to this size.
 _REQUEST_BYTES = 4 << 20
@@ -45,7 +45,7 @@ def read_ahead(
     Args:
         ranges: The ranges in the order of their use.
         fetch: Returns the bytes of a range. Called in several threads.
-        limit: Bound of the bytes that are fetched and not yet used. A single request may exceed it.
+        limit: Largest number of bytes that are fetched and not yet used. One request may exceed it.
         merge: Whether to fetch neighboring ranges by one request.
 
     Raises:
@@ -88,7 +88,7 @@ def read_ahead(
 def _plan(ranges: Iterable[Range], group_bytes: int) -> Iterator[tuple[Range, _Request]]:
     """Yields each range with the request that serves it.
 
-    Neighbors are merged within groups of limited size, so that no request waits long for its use.
+    Neighbors are merged within groups of limited size, so that fetched data are soon used.
     """
     remaining = iter(ranges)
     while group := list(itertools.islice(remaining, _NUM_MERGED)):
@@ -121,5 +121,5 @@ def _merged(group: list[Range]) -> Iterator[tuple[Range, _Request]]:
     return ((one, requests[one]) for one in group)
 
 
-def _size(of: Range) -> int:
-    return of.end - of.begin
+def _size(byte_range: Range) -> int:
+    return byte_range.end - byte_range.begin

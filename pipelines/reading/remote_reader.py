@@ -17,7 +17,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.record_file import Compression
-from pipelines.reading.block_reader import Skipped, intact_records
+from pipelines.reading.block_reader import SkippedRecords, read_intact_records
 from pipelines.reading.blocks import Blocks, Reader, Records
 from pipelines.reading.read_ahead import Fetch, Range, read_ahead
 
@@ -45,7 +45,7 @@ _SIGNATURE = (
 
 
 def remote_reader(
-    offsets: np.ndarray, skipped: Skipped | None, *, fetch: Fetch, limit: int, merge: bool
+    offsets: np.ndarray, skipped: SkippedRecords | None, *, fetch: Fetch, limit: int, merge: bool
 ) -> Reader:
     """Returns a reader of blocks of uncompressed remote files, which yields a block per element.
 
@@ -65,7 +65,7 @@ def remote_reader(
             found, problem = record_file.split(data, block.num_records), b""
             if found is None:
                 stop = block.first + block.num_records
-                serialized, numbers, problem = intact_records(
+                serialized, numbers, problem = read_intact_records(
                     offsets, skipped, block.path, block.first, stop, block.size
                 )
             else:
@@ -86,7 +86,7 @@ def remote_sequential_reader(compression: Compression, num_together: int) -> Rea
 
     def elements(blocks: list[_Block]) -> Iterator[_Element]:
         for block in blocks:
-            records = record_file.sound_records(storage.at(block.path.decode()), compression)
+            records = record_file.intact_records(storage.at(block.path.decode()), compression)
             # The offset of a block of a compressed file is the number of its first record.
             begin, end = block.offset + block.skip, block.offset + block.num_records
             wanted = itertools.islice(records, begin, end)

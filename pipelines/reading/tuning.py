@@ -22,7 +22,7 @@ _READ_AHEAD, _CACHE_DIR = "PIPELINES_READ_AHEAD", "PIPELINES_CACHE_DIR"
 
 
 class Tuning(NamedTuple):
-    """How much reading does in parallel. By default `tf.data` tunes these numbers.
+    """Parallelism, prefetching and memory of reading. By default `tf.data` tunes the numbers.
 
     Example:
         >>> tuning = pipelines.Tuning(num_maps=2, ram_bytes=2**30)
@@ -33,10 +33,10 @@ class Tuning(NamedTuple):
         num_maps: Parallel calls of each map function.
         num_prefetched: Batches prepared ahead of the training step.
         num_threads: Size of a private thread pool of this dataset; None: TensorFlow's shared pool.
-        read_ahead_bytes: Memory for data that are read ahead of their use from a URL; None: the
-            environment variable `PIPELINES_READ_AHEAD`, such as `512MB`, which is the default.
-        cache_dir: Local folder that caches what is read from URLs, which processes may share;
-            None: the environment variable `PIPELINES_CACHE_DIR`, or no cache.
+        read_ahead_bytes: Memory for data that are read ahead from a URL; None: the value of the
+            environment variable `PIPELINES_READ_AHEAD`, or 512 MB.
+        cache_dir: Local folder that caches data read from URLs. Several processes can share it.
+            None: the value of the environment variable `PIPELINES_CACHE_DIR`, or no cache.
         cache_bytes: Size limit of that folder. The least recently used data are removed.
         ram_bytes: Memory that `tf.data` may use for buffers it sizes itself; None: half of the
             free memory.
@@ -53,7 +53,7 @@ class Tuning(NamedTuple):
 
     @property
     def read_ahead(self) -> int:
-        """Bound in bytes of what is read ahead from a URL."""
+        """Largest number of bytes that are read ahead from a URL."""
         if self.read_ahead_bytes is not None:
             return self.read_ahead_bytes
         size = os.environ.get(_READ_AHEAD, "512MB")

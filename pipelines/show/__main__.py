@@ -37,7 +37,7 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
         first += chunk[: max(num_images, 1) - len(first)]
     if not first:
         return
-    command_line.print_facts({"first record": "", **records.in_words(first[0], index)})
+    command_line.print_facts({"first record": "", **records.describe_record(first[0], index)})
     of = "all" if counts.num_records == index.num_records else f"{counts.num_records:,} sampled"
     for feature, of_label in counts.by_feature().items():
         command_line.print_table(

@@ -28,21 +28,20 @@ def records(directory: AnyPath, index: Index, num_records: int) -> Iterator[byte
         DataError: A record is damaged.
     """
 
-    def of(shard: Shard) -> Iterator[bytes]:
-        path = directory / shard.name
-        sound = record_file.sound_records(path, index.compression)
-        yield from (record.data for record in itertools.islice(sound, per_shard))
+    def read_shard(shard: Shard) -> Iterator[bytes]:
+        found = record_file.intact_records(directory / shard.name, index.compression)
+        yield from (record.data for record in itertools.islice(found, per_shard))
 
     per_shard = -(-num_records // max(index.num_shards, 1))
-    turns = itertools.zip_longest(*map(of, index.shards))
+    turns = itertools.zip_longest(*map(read_shard, index.shards))
     found = (data for turn in turns for data in turn if data is not None)
     return itertools.islice(found, num_records)
 
 
-def in_words(record: bytes, index: Index) -> dict[str, str]:
+def describe_record(record: bytes, index: Index) -> dict[str, str]:
     """Returns the value of each feature of a record as a short text."""
     example = decode(tf.constant(record), index.features, decode_images=False)
-    return {f.name: _words(example[f.name].numpy(), f) for f in index.features}
+    return {f.name: _format_value(example[f.name].numpy(), f) for f in index.features}
 
 
 class LabelCounts:
@@ -104,7 +103,7 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
             problem = str(error.message).partition("\n")[0]
             raise DataError(f"feature {image.name!r}: {problem}; see pipelines.verify") from None
         images.append(example[image.name].numpy())
-        captions.append(_words(example[label.name].numpy(), label) if label else "")
+        captions.append(_format_value(example[label.name].numpy(), label) if label else "")
     _save_sheet(images, captions, path)
     return len(images)
 
@@ -116,7 +115,7 @@ def _can_be_shown(feature: Feature) -> bool:
     )
 
 
-def _words(value: object, feature: Feature) -> str:
+def _format_value(value: object, feature: Feature) -> str:
     if feature.is_image and isinstance(value, bytes):
         return f"{feature.encoding}, {len(value):,} bytes"
     if feature.label_names and not feature.shape:
@@ -138,8 +137,8 @@ def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Pat
     """Saves images as a square grid.
 
     Args:
-        images: uint8 or uint16 `(height, width)` or `(height, width, channels)`. All are brightened
-            by the same factor, so that images that use little of the range are visible.
+        images: uint8 or uint16 `(height, width)` or `(height, width, channels)`. The brightest
+            pixel of all images becomes white, so that dark images are visible.
         captions: One caption per image.
         path: The PNG file.
     """

@@ -106,7 +106,7 @@ def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
 
 def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Advance) -> None:
     # Imports TensorFlow, which the parent process does not need.
-    from pipelines.format.examples import parse_message, problem_of
+    from pipelines.format.examples import find_problem, parse_message
 
     unread: list[Record] = []  # records without a problem so far, not decoded yet
     for record in record_file.records(task.path, task.compression):
@@ -114,7 +114,7 @@ def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Adva
         problem = record.problem
         if problem is None:
             try:
-                problem = problem_of(parse_message(record.data, "data"), task.features)
+                problem = find_problem(parse_message(record.data, "data"), task.features)
             except DataError as error:
                 problem = str(error)
         if problem is None:
@@ -159,6 +159,6 @@ def _check_whole(task: _Task, findings: Findings, num_bytes: int) -> None:
         findings.problems.append(
             f"the index lists {shard.num_records} records, read {findings.num_records}"
         )
-    # Only if nothing else was found: a checksum does not tell what is different.
+    # Only if nothing else was found, because a checksum does not show what is different.
     if not findings.problems and sha256_of(task.path) != shard.sha256:
         findings.problems.append("SHA-256 differs from the index: this is another file")

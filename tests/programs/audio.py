@@ -21,7 +21,7 @@ def _spoken() -> Data:
 
 @program(_spoken(), floatx="float32", quick=True)
 def speech_by_ctc() -> keras.Model:
-    """Speech by Keras's CTC loss, over convolutions and a bidirectional GRU."""
+    """Speech recognition: Keras's CTC loss, convolutions and a bidirectional GRU."""
     inputs = keras.Input((8, 3))
     x = layers.Conv1D(4, 3, padding="same", activation="relu")(inputs)
     x = layers.Bidirectional(layers.GRU(3, return_sequences=True))(x)
@@ -40,7 +40,7 @@ class Endpoint(layers.Layer):
 
 @program(Data({"image": normal(8, 4, 1), "label": integers(4, 3, low=1)}), floatx="float32")
 def captcha_by_ctc() -> keras.Model:
-    """Characters in pictures: a layer that adds the CTC loss, labels among the inputs."""
+    """Captcha recognition: a layer that adds the CTC loss, with the labels as an input."""
     image = keras.Input((8, 4, 1), name="image")
     label = keras.Input((3,), name="label", dtype="int32")
     x = layers.Conv2D(2, 3, padding="same", activation="relu")(image)
@@ -53,7 +53,7 @@ def captcha_by_ctc() -> keras.Model:
 
 @program(Data(normal(64), integers(3)), floatx="float32")
 def speaker_by_spectrum() -> keras.Model:
-    """Speaker recognition from a spectrum that the model computes."""
+    """Speaker recognition: the model computes the spectrum."""
     inputs = keras.Input((64,))
     real, imaginary = ops.fft((inputs, ops.zeros_like(inputs)))
     x = ops.sqrt(ops.square(real) + ops.square(imaginary) + 1e-3)[:, :32, None]
@@ -64,7 +64,7 @@ def speaker_by_spectrum() -> keras.Model:
 
 @program(Data(normal(64), integers(3)), floatx="float32", sync_batch_norm=True)
 def spectrograms() -> keras.Model:
-    """Mel and linear spectrogram layers, through convolutions."""
+    """Mel and linear spectrogram layers, followed by convolutions."""
     inputs = keras.Input((64,))
     mel = layers.MelSpectrogram(16, 8, sampling_rate=64, num_mel_bins=4, min_freq=1)(inputs)
     mel = layers.BatchNormalization()(layers.Conv2D(2, 3, padding="same")(mel[..., None]))
@@ -80,7 +80,7 @@ def _accents() -> Data:
 
 @program(_accents())
 def accents() -> keras.Model:
-    """Accents from features of another network, scored by the area under a curve."""
+    """Accent recognition from another network's features, with `AUC` as the metric."""
     inputs = keras.Input((6, 2))
     x = layers.Dense(4, activation="relu", kernel_constraint="max_norm")(inputs)
     x = layers.Dense(3, activation="softmax")(layers.GlobalMaxPooling1D()(x))

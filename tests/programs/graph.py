@@ -163,7 +163,7 @@ def sets_of_points() -> keras.Model:
 
 @program(_molecules())
 def edges_predicted() -> keras.Model:
-    """A label for every pair of nodes, cut out of a product of their vectors."""
+    """Edge prediction: a label for each pair of nodes, from a cropped product."""
     inputs = _graph()
     x = layers.EinsumDense("rnf,fu->rnu", (5, 2))(inputs["nodes"])
     pairs = layers.Cropping1D(1)(x @ ops.transpose(x, (0, 2, 1)))

@@ -42,7 +42,7 @@ SPACE = Data(normal(4, 4, 4, 2), normal(1))
 
 @program(LINE, quick=True)
 def activations() -> keras.Model:
-    """Layers that activate, reshape and normalise."""
+    """Activation, reshaping and normalization layers."""
     return branches(
         keras.Input((6, 4)),
         layers.Activation("tanh"),
@@ -71,7 +71,7 @@ def activations() -> keras.Model:
 
 @program(LINE)
 def attention() -> keras.Model:
-    """Layers that attend."""
+    """Attention layers."""
     return branches(
         keras.Input((6, 4)),
         lambda x: layers.GroupQueryAttention(2, 2, 1)(x, x),
@@ -83,7 +83,7 @@ def attention() -> keras.Model:
 
 @program(LINE)
 def of_one_dimension() -> keras.Model:
-    """Convolutions, pools and other layers of one dimension."""
+    """Convolution, pooling and other layers for 1D data."""
     return branches(
         keras.Input((6, 4)),
         layers.Conv1D(2, 3),
@@ -105,7 +105,7 @@ def of_one_dimension() -> keras.Model:
 
 @program(PLANE)
 def of_two_dimensions() -> keras.Model:
-    """Convolutions, pools and other layers of two dimensions."""
+    """Convolution, pooling and other layers for 2D data."""
     return branches(
         keras.Input((6, 6, 2)),
         layers.Conv2D(2, 3),
@@ -129,7 +129,7 @@ def of_two_dimensions() -> keras.Model:
 
 @program(SPACE, floatx="float32")
 def of_three_dimensions() -> keras.Model:
-    """Convolutions, pools and other layers of three dimensions."""
+    """Convolution, pooling and other layers for 3D data."""
     return branches(
         keras.Input((4, 4, 4, 2)),
         layers.Conv3D(2, 3),
@@ -149,7 +149,7 @@ def of_three_dimensions() -> keras.Model:
 
 @program(LINE)
 def recurrent() -> keras.Model:
-    """Recurrent layers, and their cells."""
+    """Recurrent layers and cells."""
     return branches(
         keras.Input((6, 4)),
         layers.SimpleRNN(2),
@@ -163,7 +163,7 @@ def recurrent() -> keras.Model:
 
 @program(Data(normal(2, 4, 4, 2), normal(1)), epochs=1)
 def recurrent_convolutions() -> keras.Model:
-    """Convolutional LSTMs over lines and planes."""
+    """Convolutional LSTMs for 1D and 2D data."""
     return branches(
         keras.Input((2, 4, 4, 2)),
         layers.ConvLSTM2D(2, 3),
@@ -174,7 +174,7 @@ def recurrent_convolutions() -> keras.Model:
 
 @program(Data([normal(3), normal(3, seed=1)], normal(1)))
 def merging() -> keras.Model:
-    """Layers that merge several tensors."""
+    """Merging layers."""
     inputs = [keras.Input((3,)), keras.Input((3,))]
     merged = [
         layers.Add()(inputs),
@@ -192,7 +192,7 @@ def merging() -> keras.Model:
 
 @program(Data(np.abs(normal(6, 6, 3)).clip(0, 1), normal(1)), epochs=1, floatx="float32")
 def augmenting_at_rest() -> keras.Model:
-    """Layers that augment pictures, called as in inference."""
+    """Image augmentation layers in inference mode."""
     return branches(
         keras.Input((6, 6, 3)),
         *in_inference(
@@ -232,7 +232,7 @@ def augmenting_at_rest() -> keras.Model:
 
 @program(Data(np.abs(normal(8, 8, 3)), normal(1)), epochs=1, floatx="float32")
 def levelling_pictures() -> keras.Model:
-    """Preprocessing layers of images without random numbers."""
+    """Deterministic image preprocessing layers."""
     return branches(
         keras.Input((8, 8, 3)),
         layers.AutoContrast(value_range=(0, 1)),
@@ -247,7 +247,7 @@ WORDS = np.array([["b a", "a c", "c"][i % 3] for i in range(NUM_ROWS)], object)
 
 @program(Data({"words": WORDS, "number": integers(6, 1)}, normal(1)), feed="dataset")
 def looking_up() -> keras.Model:
-    """Preprocessing layers of categories."""
+    """Preprocessing layers for categories."""
     words = keras.Input((), name="words", dtype="string")
     number = keras.Input((1,), name="number", dtype="int32")
     scaled = layers.Normalization(mean=2.0, variance=1.5)(keras.ops.cast(number, "float64"))

@@ -47,13 +47,13 @@ def _numbers() -> list[losses.Loss]:
 
 @program(Data(normal(4), [np.abs(normal(3, seed=2)) + 0.1] * 9))
 def of_numbers() -> keras.Model:
-    """Losses between numbers, one for each of nine outputs."""
+    """Regression losses, one for each of nine outputs."""
     return with_losses("softplus", 3, _numbers())
 
 
 @program(Data(normal(4), [ONE_HOT] * 9 + [integers(3)] * 2), quick=True)
 def of_classes() -> keras.Model:
-    """Losses of classes, one for each of eleven outputs."""
+    """Classification losses, one for each of eleven outputs."""
     compiled_losses = [
         losses.BinaryCrossentropy(),
         losses.CategoricalCrossentropy(),
@@ -79,13 +79,13 @@ class Doubled(keras.Model):
 
 @program(Data(normal(4), [ONE_HOT]))
 def binary_focal() -> keras.Model:
-    """Focal loss of two classes, which Keras takes from the logits behind the probabilities."""
+    """Binary focal loss, which Keras computes from the logits behind the probabilities."""
     return with_losses("softmax", 3, [losses.BinaryFocalCrossentropy()])
 
 
 @program(Data(normal(4), ONE_HOT), quick=True)
 def of_logits_extended() -> keras.Model:
-    """A loss of the logits behind the probabilities, in an overridden `compute_loss`."""
+    """An overridden `compute_loss` that uses the logits behind the probabilities."""
     inputs = keras.Input((4,))
     model = Doubled(inputs, layers.Dense(3, activation="softmax")(inputs))
     return compiled(model, keras.optimizers.SGD(0.05), losses.BinaryCrossentropy())
@@ -93,7 +93,7 @@ def of_logits_extended() -> keras.Model:
 
 @program(Data(normal(4), [ONE_HOT, ONE_HOT, integers(3)]))
 def of_whole_batches() -> keras.Model:
-    """Losses over the full batch: Dice, Tversky and Circle."""
+    """Losses that need the full batch: Dice, Tversky and Circle."""
     return with_losses("softmax", 3, [losses.Dice(), losses.Tversky(), losses.Circle()])
 
 
@@ -105,7 +105,7 @@ def _scored(activation: str | None, units: int, loss: Any, scores: list[Any]) ->
 
 @program(Data(normal(4), np.abs(normal(2, seed=2)) + 0.1))
 def metrics_of_numbers() -> keras.Model:
-    """Metrics between numbers."""
+    """Regression metrics."""
     return _scored(
         "softplus", 2, "mse",
         [
@@ -128,7 +128,7 @@ def metrics_of_numbers() -> keras.Model:
 
 @program(Data(normal(4), integers(2, 1)), quick=True)
 def metrics_of_two_classes() -> keras.Model:
-    """Metrics of two classes."""
+    """Binary classification metrics."""
     return _scored(
         "sigmoid", 1, "binary_crossentropy",
         [
@@ -155,7 +155,7 @@ def metrics_of_two_classes() -> keras.Model:
 
 @program(Data(normal(4), ONE_HOT), floatx="float32")
 def metrics_of_several_classes() -> keras.Model:
-    """Metrics of several classes, one-hot."""
+    """Multi-class metrics with one-hot labels."""
     return _scored(
         "softmax", 3, "categorical_crossentropy",
         [
@@ -173,7 +173,7 @@ def metrics_of_several_classes() -> keras.Model:
 
 @program(Data(normal(4), integers(3)), floatx="float32")
 def metrics_of_class_numbers() -> keras.Model:
-    """Metrics of several classes by their number, plain and weighted."""
+    """Multi-class metrics with integer labels, plain and weighted."""
     loss = "sparse_categorical_crossentropy"
     return _scored(
         "softmax", 3, loss,

@@ -55,7 +55,7 @@ def alexnet_in_two_columns() -> keras.Model:
 
 @program(pictures(), sync_batch_norm=True)
 def resnet18() -> keras.Model:
-    """`models.resnet18` whose blocks begin as the identity."""
+    """`models.resnet18` whose residual blocks start as the identity."""
     options: dict[str, Any] = {"width": 4, "num_blocks": (1, 1), "zero_gamma": True}
     return trained(models.resnet18((8, 8, 1), 3, **options))
 
@@ -87,7 +87,7 @@ def unet() -> keras.Model:
 
 @program(next_tokens(), quick=True)
 def gpt() -> keras.Model:
-    """`models.gpt`, whose words are embedded and predicted by one table."""
+    """`models.gpt`, with tied input and output embeddings."""
     return trained(models.gpt(11, 6, size="tiny"))
 
 

@@ -37,7 +37,7 @@ class ActorCritic(layers.Layer):
     Data({"state": normal(4), "action": integers(2, 1), "reward": normal(1, seed=6)}), quick=True
 )
 def actor_critic() -> keras.Model:
-    """Actor and critic, whose losses a layer adds."""
+    """Actor-critic, with losses added by a layer."""
     inputs = {
         "state": keras.Input((4,), name="state"),
         "action": keras.Input((1,), name="action", dtype="int32"),
@@ -99,7 +99,7 @@ def clipped_policy() -> keras.Model:
 
 @program(Data(normal(3), normal(1), np.abs(normal(seed=9))))
 def weighted_bandit() -> keras.Model:
-    """Rewards weighted by how unlikely their actions were, through a duelling network."""
+    """A bandit with inverse propensity weights and a dueling network."""
     inputs = keras.Input((3,))
     x = layers.Dense(4, activation="celu")(inputs)
     value, gain = layers.Dense(1)(x), layers.Dense(3)(x)

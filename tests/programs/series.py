@@ -22,14 +22,14 @@ def forecast(inputs: Any, x: Any, optimizer: Any = "adam") -> keras.Model:
 
 @program(sequences(), quick=True)
 def weather_by_lstm() -> keras.Model:
-    """A forecast by an LSTM."""
+    """Forecasting with an LSTM."""
     inputs = keras.Input((6, 2))
     return forecast(inputs, layers.LSTM(3)(inputs), keras.optimizers.Adam(1e-2))
 
 
 @program(sequences())
 def stacked_grus() -> keras.Model:
-    """Stacked GRUs with recurrent regularizers, one backwards."""
+    """Stacked GRUs with recurrent regularizers, one of them backwards."""
     inputs = keras.Input((6, 2))
     x = layers.GRU(3, return_sequences=True, recurrent_regularizer="l2")(inputs)
     return forecast(inputs, layers.GRU(2, go_backwards=True, reset_after=False)(x))
@@ -37,7 +37,7 @@ def stacked_grus() -> keras.Model:
 
 @program(Data(normal(8, 2), normal(8, 2)))
 def anomalies() -> keras.Model:
-    """An autoencoder of convolutions and transposed ones over time."""
+    """An autoencoder of 1D convolutions and transposed convolutions."""
     inputs = keras.Input((8, 2))
     x = layers.Conv1D(3, 3, strides=2, padding="same", activation="relu")(inputs)
     x = layers.Conv1DTranspose(2, 3, strides=2, padding="same")(layers.SpatialDropout1D(0.0)(x))
@@ -69,7 +69,7 @@ def classified_by_convolutions() -> keras.Model:
 
 @program(Data(normal(6, 4), integers(3)))
 def classified_by_transformer() -> keras.Model:
-    """A classifier of series by a transformer, pooled over channels."""
+    """A time series classifier: a transformer, pooled over channels."""
     inputs = keras.Input((6, 4))
     x = layers.GlobalAveragePooling1D(data_format="channels_first")(encoder(inputs))
     return compiled(keras.Model(inputs, layers.Dense(3)(x)), "adam", of_classes())
@@ -93,7 +93,7 @@ class Roads(layers.Layer):
 
 @program(Data(normal(4, 3, 2), normal(3, seed=5)))
 def traffic() -> keras.Model:
-    """Traffic on a graph, with rows and roads reshaped into one axis."""
+    """Traffic forecasting on a graph, with rows and roads merged into one axis."""
     inputs = keras.Input((4, 3, 2))
     return compiled(keras.Model(inputs, Roads()(inputs)), keras.optimizers.RMSprop(1e-2))
 

@@ -62,7 +62,7 @@ def crossed_features() -> keras.Model:
 
 @program(PEOPLE)
 def hashed_features() -> keras.Model:
-    """Categories hashed and crossed by hashing, numbers put into bins."""
+    """Hashed and crossed categories, and discretized numbers."""
     inputs = people()
     crossed = layers.HashedCrossing(5, output_mode="one_hot")((inputs["job"], inputs["town"]))
     hashed = layers.Hashing(3, output_mode="one_hot")(inputs["job"])
@@ -86,7 +86,7 @@ class Gated(layers.Layer):
 
 @program(vectors(5))
 def selected_variables() -> keras.Model:
-    """Gated residual networks that select among the columns by a softmax."""
+    """Gated residual networks with variable selection by a softmax."""
     inputs = keras.Input((5,))
     columns = [Gated(3)(column) for column in ops.split(inputs, 5, axis=1)]
     chosen = layers.Softmax()(Gated(5)(layers.concatenate(columns)))
@@ -133,7 +133,7 @@ def recommender_with_tensordot() -> keras.Model:
 
 @program(Data([integers(5, 1), integers(7, 1, seed=3)], normal(1)))
 def two_towers() -> keras.Model:
-    """Two towers of ids, their dot product, and a rating beside it."""
+    """A two-tower recommender with a dot product and a rating output."""
     user, film = keras.Input((1,), dtype="int32"), keras.Input((1,), dtype="int32")
     vectors_ = [layers.Flatten()(layers.Embedding(7, 3)(x)) for x in (user, film)]
     x = layers.Dot(1)([layers.UnitNormalization()(v) for v in vectors_])
@@ -142,7 +142,7 @@ def two_towers() -> keras.Model:
 
 @program(PEOPLE)
 def table_transformer() -> keras.Model:
-    """Categories as tokens of a transformer, with an embedding for each column."""
+    """TabTransformer: categories as tokens, with an embedding for each column."""
     inputs = people()
     tokens = ops.stack([layers.Embedding(4, 4)(inputs[n])[:, 0] for n in ("job", "town")], 1)
     tokens = tokens + layers.Embedding(2, 4)(ops.arange(2))
@@ -189,7 +189,7 @@ def decision_forest() -> keras.Model:
 
 @program(named(films=integers(7, 4), target=integers(7, 1, seed=3), ratings=normal(4, seed=7)))
 def behaviour_sequence() -> keras.Model:
-    """A sequence of films with positions, scaled by their ratings, before a target film."""
+    """Behavior sequence transformer: rated films before a target film."""
     films = keras.Input((4,), name="films", dtype="int32")
     target = keras.Input((1,), name="target", dtype="int32")
     ratings = keras.Input((4,), name="ratings")
@@ -222,7 +222,7 @@ def knowledge_tracing() -> keras.Model:
     Data(np.array([["a", "b", "c"][i % 3] for i in range(NUM_ROWS)], object), YES), feed="dataset"
 )
 def looked_up_strings() -> keras.Model:
-    """Strings looked up in a vocabulary inside the model."""
+    """A `StringLookup` layer in the model."""
     inputs = keras.Input((), dtype="string")
     x = layers.StringLookup(vocabulary=["a", "b"], output_mode="one_hot")(inputs)
     return binary(inputs, x)
@@ -230,7 +230,7 @@ def looked_up_strings() -> keras.Model:
 
 @program(vectors(4), quick=True)
 def normalised_columns() -> keras.Model:
-    """Columns through an adapted `Normalization` layer."""
+    """An adapted `Normalization` layer in the model."""
     inputs = keras.Input((4,))
     normalise = layers.Normalization()
     normalise.adapt(normal(4, seed=11))

@@ -52,7 +52,7 @@ def transformer_classifier() -> keras.Model:
 
 @program(sentences())
 def convolutions_over_words() -> keras.Model:
-    """Words through convolutions and a maximum over time."""
+    """Text classification: convolutions and global max pooling."""
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(9, 4)(inputs)
     x = layers.Conv1D(4, 3, padding="valid", activation="relu")(x)
@@ -61,7 +61,7 @@ def convolutions_over_words() -> keras.Model:
 
 @program(sentences())
 def bidirectional_lstm() -> keras.Model:
-    """Two bidirectional LSTMs over padded words."""
+    """Text classification: two bidirectional LSTMs on padded words."""
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(9, 3, mask_zero=True)(inputs)
     x = layers.Bidirectional(layers.LSTM(2, return_sequences=True))(x)
@@ -172,7 +172,7 @@ def _phrases() -> Data:
 
 @program(_phrases(), feed="dataset", quick=True)
 def raw_strings() -> keras.Model:
-    """Strings into the model, which holds the vectorisation, with a vocabulary in its state."""
+    """Text classification from strings, with a `TextVectorization` layer in the model."""
     inputs = keras.Input((), dtype="string")
     vectorize = layers.TextVectorization(12, output_sequence_length=4)
     vectorize.adapt(["a small cat the dog barks cats and dogs bark"])
@@ -182,7 +182,7 @@ def raw_strings() -> keras.Model:
 
 @program(Data([integers(9, 6), integers(9, 6, seed=5)], normal(1)))
 def sentence_similarity() -> keras.Model:
-    """Two sentences through one encoder, compared by their cosine."""
+    """Sentence similarity: one encoder for both sentences, and their cosine."""
     one, other = keras.Input((6,), dtype="int32"), keras.Input((6,), dtype="int32")
     encode = keras.Sequential([layers.Embedding(9, 4), layers.GRU(3)])
     cosine = layers.Dot(1, normalize=True)([encode(one), encode(other)])
@@ -191,7 +191,7 @@ def sentence_similarity() -> keras.Model:
 
 @program(Data(integers(5, 4, seed=3), integers(5, 3, seed=4)))
 def sums_by_characters() -> keras.Model:
-    """An LSTM that reads a sum and writes the result, character by character."""
+    """Addition as sequence-to-sequence learning with an LSTM."""
     inputs = keras.Input((4,), dtype="int32")
     x = layers.LSTM(4)(layers.CategoryEncoding(5, "one_hot")(layers.Reshape((4, 1))(inputs)))
     x = layers.LSTM(4, return_sequences=True)(layers.RepeatVector(3)(x))
@@ -226,7 +226,7 @@ def generative_transformer() -> keras.Model:
 
 @program(sentences())
 def relative_positions() -> keras.Model:
-    """Attention biased by a table of distances between words."""
+    """Attention with relative position biases."""
 
     class Biased(layers.Layer):
         def __init__(self) -> None:

@@ -116,7 +116,7 @@ def convolutions_on_a_last_row() -> keras.Model:
 
 @program(Data(normal(8, 8, 1), integers(3, 8, 8)), sync_batch_norm=True)
 def u_net() -> keras.Model:
-    """Segmentation by a U-Net: transposed convolutions, skips, a class for each pixel."""
+    """Segmentation with a U-Net: transposed convolutions and skip connections."""
     inputs = keras.Input((8, 8, 1))
     down = layers.Conv2D(4, 3, strides=2, padding="same")(inputs)
     down = layers.Activation("relu")(layers.BatchNormalization()(down))
@@ -129,7 +129,7 @@ def u_net() -> keras.Model:
 
 @program(Data(normal(8, 8, 1), integers(3, 8, 8)))
 def dilated_segmentation() -> keras.Model:
-    """Segmentation by dilated convolutions and pooled context, resized."""
+    """Segmentation with dilated convolutions and pooled context."""
     inputs = keras.Input((8, 8, 1))
     x = layers.Conv2D(4, 3, padding="same", activation="relu")(inputs)
     pooled = layers.AveragePooling2D(4)(x)
@@ -208,7 +208,7 @@ def batch_hard_triplets() -> keras.Model:
 
 @program(pictures(), may_refuse=True)
 def metric_learning() -> keras.Model:
-    """Similarities of all rows of a batch with each other, as logits."""
+    """Metric learning: similarities between all rows of a batch as logits."""
 
     def similarity(labels: Any, embeddings: Any) -> Any:
         embeddings = ops.normalize(embeddings, axis=-1)
@@ -246,7 +246,7 @@ class Involution(layers.Layer):
 
 @program(pictures())
 def involution() -> keras.Model:
-    """An involution: a kernel for every pixel, made from that pixel."""
+    """An involution: a kernel per pixel, computed from that pixel."""
     inputs = keras.Input((8, 8, 1))
     x = layers.ReLU()(Involution()(layers.ReLU()(Involution()(inputs))))
     return classifier(inputs, layers.Flatten()(x))
@@ -276,7 +276,7 @@ class Window(layers.Layer):
 
 @program(pictures(), quick=True)
 def shifted_windows() -> keras.Model:
-    """Attention in shifted windows, biased by a table of relative positions, as in Swin."""
+    """Swin: attention in shifted windows with relative position biases."""
     inputs = keras.Input((8, 8, 1))
     x = layers.Conv2D(3, 2, strides=2)(inputs)
     return classifier(inputs, layers.GlobalAveragePooling2D()(Window()(x) + x))
@@ -295,7 +295,7 @@ class ClassToken(layers.Layer):
 
 @program(pictures())
 def class_token() -> keras.Model:
-    """A transformer that reads its answer from a class token, with layers scaled by a weight."""
+    """A transformer with a class token and LayerScale."""
     inputs = keras.Input((8, 8, 1))
     tokens = encoder(ClassToken()(Patches()(inputs)))
     return classifier(inputs, tokens[:, 0], keras.optimizers.Lamb(1e-2))
@@ -303,7 +303,7 @@ def class_token() -> keras.Model:
 
 @program(pictures())
 def compact_transformer() -> keras.Model:
-    """Tokens by convolutions, a transformer, and pooling by attention over the sequence."""
+    """A compact convolutional transformer with sequence pooling."""
     inputs = keras.Input((8, 8, 1))
     x = layers.ZeroPadding2D(1)(layers.Conv2D(4, 3, strides=2, padding="same")(inputs))
     tokens = encoder(layers.Reshape((-1, 4))(layers.MaxPooling2D(2)(x)))
@@ -363,7 +363,7 @@ def boxes_and_kinds() -> keras.Model:
 
 @program(Data(normal(3, 4, 4, 1), normal(3, 4, 4, 1, seed=7)), epochs=1)
 def next_frame() -> keras.Model:
-    """The next frames of a video by convolutional LSTMs."""
+    """Next-frame video prediction with convolutional LSTMs."""
     inputs = keras.Input((3, 4, 4, 1))
     x = layers.ConvLSTM2D(2, 3, padding="same", return_sequences=True)(inputs)
     x = layers.Conv3D(1, 3, activation="sigmoid", padding="same")(layers.LayerNormalization()(x))
@@ -390,7 +390,7 @@ def video_transformer() -> keras.Model:
 
 @program(Data(normal(5, 4, seed=3), integers(3)))
 def frames_by_a_recurrent_network() -> keras.Model:
-    """Frame features through GRUs, with a mask as an input."""
+    """Video classification: GRUs on frame features, with a mask as an input."""
     frames = keras.Input((5, 4))
     there = ops.any(frames > 0.5, axis=-1)
     x = layers.GRU(4, return_sequences=True)(frames, mask=there)
@@ -415,7 +415,7 @@ def captions() -> keras.Model:
 
 @program(named(image=normal(6, 6, 1), rays=normal(6, 6, 3, seed=8), y=normal(6, 6, 4, seed=6)))
 def radiance_field() -> keras.Model:
-    """Positions coded by sines of growing frequency, through dense layers with a skip."""
+    """NeRF: positional encoding, and dense layers with a skip connection."""
     image, rays = keras.Input((6, 6, 1), name="image"), keras.Input((6, 6, 3), name="rays")
     coded = [rays]
     for power in range(2):
@@ -427,7 +427,7 @@ def radiance_field() -> keras.Model:
 
 @program(pictures())
 def learned_resizer() -> keras.Model:
-    """A learned resizer with a residual by interpolation."""
+    """A learned resizer with an interpolated skip connection."""
     inputs = keras.Input((8, 8, 1))
     small = layers.Resizing(4, 4)(inputs)
     x = layers.LeakyReLU(0.2)(layers.Conv2D(3, 5, padding="same")(inputs))

@@ -87,7 +87,7 @@ def test_user_folders_are_read_or_packed(data_dir: str, tmp_path: Path) -> None:
 
 
 def test_backbone_is_trained_only_after_unfreezing(data_dir: str) -> None:
-    given = [*SMALL["xception_cats"], "--set=thawed_rate=0.01", f"--data-dir={data_dir}"]
+    given = [*SMALL["xception_cats"], "--set=backbone_rate=0.01", f"--data-dir={data_dir}"]
     config = parse("xception_cats", *given)
     keras.utils.set_random_seed(0)
     model = xception_cats.build_model(config, 2)

@@ -64,14 +64,14 @@ def test_splits_of_the_folder_are_used(name: str, packed: bool, tmp_path: Path) 
         target = tmp_path / "photos" / split
         source = photos(tmp_path / f"{split}-files" if packed else target, "cat", "dog", each=each)
         if packed:
-            pipelines.packed(str(source), target, num_workers=1)
+            pipelines.pack_dataset(str(source), target, num_workers=1)
     for source in (tmp_path / "photos", *([tmp_path / "photos" / "train"] if packed else [])):
         assert sizes(prepare(source, tmp_path)) == [[3, 3], [2, 2]]
 
 
 def test_packed_folder_is_divided(tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", "cat", "dog")
-    pipelines.packed(str(source), tmp_path / "packed", num_workers=1)
+    pipelines.pack_dataset(str(source), tmp_path / "packed", num_workers=1)
     assert sizes(prepare(tmp_path / "packed", tmp_path)) == [[8, 8], [2, 2]]
 
 
@@ -104,7 +104,7 @@ def test_invalid_class_folders_raise(tmp_path: Path) -> None:
 )
 def test_recipes_check_features_and_classes(name: str, message: str, tmp_path: Path) -> None:
     for split in ("train", "validation"):
-        pipelines.packed(
+        pipelines.pack_dataset(
             str(photos(tmp_path / "files" / split, "cat", "dog", each=2)),
             tmp_path / "photos" / split,
             num_workers=1,
@@ -198,8 +198,8 @@ def test_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
     ("words", "text", "message"),
     [
         (["--set=label=cost"], CSV, "there is no column 'cost'; columns: size, color"),
-        (["--set=task=regression"], CSV, "column 'class' holds text, not numbers"),
-        ([], "class\na\nb\n" * 3, "0 features beside the column 'class'"),
+        (["--set=task=regression"], CSV, "column 'class' contains text, not numbers"),
+        ([], "class\na\nb\n" * 3, "'class' is the only column"),
         ([], "x,y\n" + "1,only\n" * 9, r"column 'y' has 1 class \['only'\]"),
     ],
     ids=["no-column", "text-as-quantity", "no-features", "one-class"],

@@ -66,7 +66,7 @@ def create(directory: Path, num_images: int, large: bool = False) -> Photographs
             source=f"photographs of scikit-learn, varied, seed {SEED}",
         )
     size, quality = str(PACKED_SIZE), PACKED_QUALITY
-    pipelines.packed(
+    pipelines.pack_dataset(
         str(found.files), found.packed, num_shards=NUM_SHARDS, image_size=size, quality=quality
     )
     return found

@@ -41,7 +41,7 @@ class DataSet:
             elements or columns `NAME/...` each must have; None: any number.
         small: The data of `--data small`, or None.
         splits: Names of the splits in the sources, by the names `"train"` and `"validation"`.
-        options: Arguments of `pipelines.packed` for the real data.
+        options: Arguments of `pipelines.pack_dataset` for the real data.
     """
 
     name: str

@@ -130,7 +130,7 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
         options["split"] = data_set.splits[split]
     name = re.sub(r"\W+", "-", str(config.data)).strip("-")
     try:
-        pipelines.packed(source, below / name / split, **options)
+        pipelines.pack_dataset(source, below / name / split, **options)
     except pipelines.DataError as error:
         stand_in = f"{SMALL} or {SYNTHETIC}" if data_set.small else SYNTHETIC
         both = " and ".join(data_set.splits)

@@ -220,7 +220,7 @@ class PipelineOrder(NumberedOrder):
         self._before = restart.num_iterations
 
     def first_batch(self) -> Any:
-        with pipelines.looking():  # does not count as a pass
+        with pipelines.peek():  # does not count as a pass
             return next(iter(self.dataset), None)
 
     def begin(

@@ -126,7 +126,7 @@ def num_rows_of_first(data: tf.data.Dataset) -> int | None:
     if is_reshuffled(data):
         return None
     try:
-        with pipelines.looking():
+        with pipelines.peek():
             for batch in data.take(1):
                 if any(map(batches.has_rows, tf.nest.flatten(batch))):
                     return int(batches.num_rows(batch))

@@ -35,11 +35,14 @@ def test_equal_records_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data.skip(1), "records never read: 1, read again: 0"),
-        (lambda data: data.concatenate(data.take(2)), "records never read: 0, read again: 2"),
+        (lambda data: data.skip(1), "1 records were never read, 0 were read again"),
+        (
+            lambda data: data.concatenate(data.take(2)),
+            "0 records were never read, 2 were read again",
+        ),
         (
             lambda data: data.skip(1).concatenate(tf.data.Dataset.from_tensors([7]).map(long)),
-            "records never read: 1, read again: 1",
+            "1 records were never read, 1 were read again",
         ),
     ],
 )

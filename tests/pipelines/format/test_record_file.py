@@ -123,7 +123,7 @@ def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
     path.write_bytes(header + frame(header)[-4:] + b"data")
     (record,) = record_file.records(path)
     assert f"where {2**62} should be" in str(record.problem)
-    with pytest.raises(DataError, match="byte 0: cut off"):
+    with pytest.raises(DataError, match="byte 0: truncated"):
         list(record_file.offsets(path))
 
 

@@ -181,7 +181,7 @@ def test_interrupt_keeps_finished_shards(source: Path, tmp_path: Path) -> None:
         finally:
             process.kill()
     assert process.returncode == 130
-    assert "stopped: run the same command again" in errors
+    assert "Stopped. Run the same command again" in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "packed").exists()
     wait_for(lambda: not group_exists(process.pid))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.reading.range_cache import caching
+from pipelines.reading.range_cache import cache_ranges
 from pipelines.reading.read_ahead import Range, read_ahead
 
 CONTENTS = {name: bytes((ord(name) + i) % 251 for i in range(3000)) for name in "ab"}
@@ -83,17 +83,17 @@ def test_cache_returns_fetched_ranges(tmp_path: Path) -> None:
         return fetch(wanted)
 
     one, other = Range("a", 0, 1000), Range("a", 1000, 2000)
-    cached = caching(counted, tmp_path, 10_000, {"a": "version 1"})
+    cached = cache_ranges(counted, tmp_path, 10_000, {"a": "version 1"})
     assert [cached(one), cached(one), cached(other)] == [fetch(one), fetch(one), fetch(other)]
-    again = caching(counted, tmp_path, 10_000, {"a": "version 1"})
+    again = cache_ranges(counted, tmp_path, 10_000, {"a": "version 1"})
     assert again(one) == fetch(one)
     assert fetched == [one, other]
-    caching(counted, tmp_path, 10_000, {"a": "version 2"})(one)
+    cache_ranges(counted, tmp_path, 10_000, {"a": "version 2"})(one)
     assert fetched == [one, other, one]
 
 
 def test_cache_keeps_recently_used_ranges_within_its_limit(tmp_path: Path) -> None:
-    cached = caching(fetch, tmp_path, 1000, {})
+    cached = cache_ranges(fetch, tmp_path, 1000, {})
     for i in range(25):
         cached(Range("a", 100 * i, 100 * i + 100))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
@@ -102,17 +102,17 @@ def test_cache_keeps_recently_used_ranges_within_its_limit(tmp_path: Path) -> No
 
 def test_truncated_file_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
     wanted = Range("a", 0, 1000)
-    caching(fetch, tmp_path, 10_000, {})(wanted)
+    cache_ranges(fetch, tmp_path, 10_000, {})(wanted)
     (path,) = tmp_path.iterdir()
     path.write_bytes(b"short")
-    assert caching(fetch, tmp_path, 10_000, {})(wanted) == fetch(wanted)
+    assert cache_ranges(fetch, tmp_path, 10_000, {})(wanted) == fetch(wanted)
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    cached = caching(fetch, tmp_path, 10_000, {})
+    cached = cache_ranges(fetch, tmp_path, 10_000, {})
     monkeypatch.setattr(Path, "write_bytes", full)
     assert cached(Range("a", 0, 1000)) == fetch(Range("a", 0, 1000))
     assert not list(tmp_path.iterdir())
@@ -122,7 +122,7 @@ def _read_through(folder: str, seed: int, limit: int) -> int:
     """Reads all ranges twice through a cache, in a random order, and counts wrong results."""
     ranges = [Range("a", 100 * i, 100 * i + 100) for i in range(30)] * 2
     random.Random(seed).shuffle(ranges)
-    cached = caching(fetch, folder, limit, {"a": "version 1"})
+    cached = cache_ranges(fetch, folder, limit, {"a": "version 1"})
     return sum(cached(one) != fetch(one) for one in ranges * 10)
 
 
@@ -131,7 +131,9 @@ def test_two_processes_share_a_cache(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         calls = [(str(tmp_path), seed, limit) for seed in (1, 2)]
         assert pool.starmap(_read_through, calls) == [0, 0]
-    caching(fetch, tmp_path, limit, {})(Range("b", 0, 100))  # removes old files at its first write
+    cache_ranges(fetch, tmp_path, limit, {})(
+        Range("b", 0, 100)
+    )  # removes old files at its first write
     names = [path.name for path in tmp_path.iterdir()]
     assert not any(name.startswith(".") for name in names)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
@@ -148,7 +150,7 @@ def test_cache_on_a_disk_that_is_full_within_a_file(
         raise OSError(28, "No space left on device")
 
     first, second = Range("a", 0, 1000), Range("a", 1000, 2000)
-    cached = caching(fetch, tmp_path, 10_000, {})
+    cached = cache_ranges(fetch, tmp_path, 10_000, {})
     cached(first)
     monkeypatch.setattr(Path, "write_bytes", half)
     assert cached(second) == fetch(second)

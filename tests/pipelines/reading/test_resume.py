@@ -150,7 +150,7 @@ def test_taking_one_batch_does_not_change_the_epochs(folder: Path) -> None:
     def epochs(look: bool) -> list[list[int]]:
         dataset = pipelines.read(folder, 8, shuffle_buffer=100, seed=4)
         for _ in range(2 * look):
-            with pipelines.looking():
+            with pipelines.peek():
                 next(iter(dataset))
         return [numbers.order(dataset) for _ in range(2)]
 

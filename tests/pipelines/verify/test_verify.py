@@ -90,10 +90,10 @@ def test_damaged_records_are_named_and_others_are_read(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:-5], "cut off"),
+        (lambda data: data[:-5], "truncated"),
         (lambda data: b"", "the index lists 4 records, read 0"),
         (lambda data: b"nothing of ours" * 9, "checksum of its length is wrong"),
-        (lambda data: data + data[-16:], "cut off|checksum"),
+        (lambda data: data + data[-16:], "truncated|checksum"),
     ],
 )
 def test_damaged_files_are_reported(
