@@ -89,7 +89,7 @@ def test_saved_model_continues_in_plain_keras(plain: keras.Model, tmp_path: Path
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 2, 10])
-def test_steps_per_call(steps_per_call: int) -> None:
+def test_batch_callbacks_see_every_batch_for_any_steps_per_call(steps_per_call: int) -> None:
     seen: list[int] = []
 
     class Batches(keras.callbacks.Callback):
@@ -104,7 +104,7 @@ def test_steps_per_call(steps_per_call: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:The model was compiled outside")
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
-def test_recompiled_model(strategy: str, num_replicas: int) -> None:
+def test_model_recompiled_between_fits_matches_keras(strategy: str, num_replicas: int) -> None:
     def fit_twice(model: keras.Model, fit: Any) -> dict[str, list[float]]:
         fit(**FIT)
         model.layers[0].trainable = False
@@ -141,7 +141,7 @@ class Eagerness(layers.Layer):
 
 
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
-def test_run_eagerly(strategy: str, num_replicas: int) -> None:
+def test_run_eagerly_calls_layers_eagerly(strategy: str, num_replicas: int) -> None:
     seen: list[bool] = []
     build_model = building(
         lambda: [keras.Input((4,)), Eagerness(seen.append), layers.Dense(1)], run_eagerly=True
@@ -165,7 +165,7 @@ def test_throughput_excludes_the_first_call() -> None:
     assert 0.0 <= trainer.stats.data_wait_share <= 1.0
 
 
-def test_describe() -> None:
+def test_describe_lists_the_settings_of_the_trainer() -> None:
     build_model = building(
         lambda: [keras.Input((4,)), layers.BatchNormalization(), layers.Dense(1)]
     )

@@ -198,7 +198,7 @@ def test_evaluation_and_prediction_can_be_stopped() -> None:
     assert len(trainer.predict(X, **options)) == 8
 
 
-def test_callback_list_argument() -> None:
+def test_callback_list_is_accepted_as_callbacks() -> None:
     trainer, _ = fresh_pair()
     recorder = Recorder()
     listed = kc.CallbackList([recorder], add_history=True, model=trainer.model)

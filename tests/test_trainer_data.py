@@ -48,7 +48,7 @@ def test_validation_data_in_every_form(form: str) -> None:
     assert_close(history.history, validated())
 
 
-def test_validation_steps() -> None:
+def test_validation_steps_limit_the_validation() -> None:
     options = FIT | {"epochs": 3, "validation_steps": 2}
     trainer, plain = fresh_pair()
     endless = sliced(X, 1 - Y).repeat()
@@ -142,7 +142,7 @@ def test_fit_calls_with_and_without_sample_weights() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
-def test_sparse_tensors(strategy: str, num_replicas: int) -> None:
+def test_sparse_tensors_train_as_in_keras(strategy: str, num_replicas: int) -> None:
     build_model = building(
         lambda: [keras.Input((4,), sparse=True), layers.Dense(2), layers.Dense(1)],
         optimizer="adam",
@@ -185,7 +185,7 @@ class SumOfRows(layers.Layer):
 
 
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
-def test_ragged_tensors(strategy: str, num_replicas: int) -> None:
+def test_ragged_tensors_train_as_in_keras(strategy: str, num_replicas: int) -> None:
     build_model = building(
         lambda: [keras.Input((None,), dtype="int64", ragged=True), SumOfRows(), layers.Dense(1)]
     )

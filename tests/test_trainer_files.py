@@ -25,7 +25,7 @@ from tests.support.training import (
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_best_checkpoint(suffix: str, tmp_path: Path) -> None:
+def test_model_checkpoint_saves_the_best_epoch_of_keras(suffix: str, tmp_path: Path) -> None:
     def saver(folder: str) -> kc.Callback:
         return kc.ModelCheckpoint(
             tmp_path / folder / ("best" + suffix),

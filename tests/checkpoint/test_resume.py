@@ -232,7 +232,7 @@ def test_keeps_the_best_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["go_on", "stop"])
-def test_failed_checkpoint_write(
+def test_failed_checkpoint_write_warns_or_stops(
     on_error: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoints = Checkpoints(tmp_path / "folder", on_error=on_error)

@@ -106,7 +106,7 @@ def test_parameter_servers_and_evaluator_are_not_workers() -> None:
     assert all(found.size == 3 and found.tasks() == tasks for found in seen)
 
 
-def test_master_address() -> None:
+def test_master_address_comes_from_the_job() -> None:
     assert discover(PYTORCH_JOB).master == "job-master-0:23456"
     assert discover(TRAIN_JOB).master == "job-0-0:29500"
 

@@ -29,7 +29,7 @@ def test_without_a_shared_network_uses_the_route() -> None:
     assert reachable(hosts) == ["10.1.0.1", "10.2.0.1"]
 
 
-def test_this_host() -> None:
+def test_this_host_lists_no_loopback_addresses() -> None:
     assert all(not address.startswith("127.") for address, _ in this_host().interfaces)
     assert this_host() == this_host()
 

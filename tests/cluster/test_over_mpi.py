@@ -21,7 +21,7 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
-def test_under_mpirun() -> None:
+def test_ranks_under_mpirun_find_each_other() -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
     mpirun = ("mpirun", "--oversubscribe", "-np", "2")
     done = run(*mpirun, sys.executable, "-c", PROGRAM, env=ENVIRON | AS_ROOT)

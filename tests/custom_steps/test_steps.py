@@ -276,7 +276,7 @@ def test_rebuilding_a_model_that_overrides_compile_raises() -> None:
         mirrored(model)
 
 
-def test_custom_predict_step() -> None:
+def test_custom_predict_step_is_honored() -> None:
     class Doubling(Stepping):
         def predict_step(self, data: Any) -> Any:
             return {"twice": 2.0 * super().predict_step(data)}

@@ -52,7 +52,9 @@ def printing(code: str, **options: Any) -> Check:
         ("import time; time.sleep(60)", "timed out", "see "),
     ],
 )  # fmt: skip
-def test_result_of_a_check(code: str, status: str, detail: str, tmp_path: Path) -> None:
+def test_status_of_a_check_follows_its_exit(
+    code: str, status: str, detail: str, tmp_path: Path
+) -> None:
     limit = 1.0 if status == "timed out" else 60.0
     check = dataclasses.replace(printing(code), seconds=limit)
     result = runner.run(check, Host.rehearsing(), tmp_path, has_horovod=False)

@@ -202,7 +202,9 @@ def test_thousands_of_workers_are_divided_at_once() -> None:
         ("GPU-05,MIG-x", ["GPU-05-abcdef", "MIG-x"]),
     ],
 )
-def test_identifiers(value: str | None, wanted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_devices_become_gpu_identifiers(
+    value: str | None, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpus, "installed", lambda: [f"GPU-{i:02d}-abcdef" for i in range(8)])
     if value is None:
         monkeypatch.setattr(gpus, "installed", lambda: wanted)
@@ -217,7 +219,9 @@ def test_identifiers_without_nvidia_smi_name_the_host(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("answer", ["echo GPU-a; echo GPU-b", "echo broken >&2; exit 9"])
-def test_nvidia_smi(answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identifiers_come_from_nvidia_smi(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)

@@ -40,7 +40,7 @@ def test_buckets_follow_the_order_of_the_backward_pass() -> None:
         ("auto", [[4, 3, 2, 1, 0]]),
     ],
 )
-def test_bucket_size_limit(num_bytes: Any, expected: list) -> None:
+def test_buckets_respect_the_size_limit(num_bytes: Any, expected: list) -> None:
     assert buckets.in_order(_gradients(1, 1, 9, 1, 2), num_bytes) == expected
 
 

@@ -84,7 +84,7 @@ def test_batch_norm_over_all_ranks_equals_one_device(run: Run) -> None:
             np.testing.assert_allclose(one, alone, 1e-4, 1e-4)
 
 
-def test_collective_operations(run: Run) -> None:
+def test_collective_operations_return_the_values_of_horovod(run: Run) -> None:
     for rank, answer in enumerate(run("operations")):
         assert answer == {
             "average": 0.5,

@@ -62,7 +62,7 @@ def test_omits_tensorflow_startup_messages(rank: str) -> None:
     assert relay.error_output() == rank + notes[2]
 
 
-def test_last_words_are_the_last_traceback() -> None:
+def test_reported_failure_is_the_last_traceback() -> None:
     code = """
 import sys, traceback
 for text in ("first", "second"):
@@ -77,7 +77,7 @@ for text in ("first", "second"):
     assert "first" not in words
 
 
-def test_last_words_of_one_rank_among_several() -> None:
+def test_reported_failure_of_one_rank_among_several() -> None:
     code = """
 import sys
 lines = ["[0] noise", "[1] Traceback (most recent call last):", "[0] noise", "[1] Error: x"]
@@ -87,7 +87,7 @@ print(*lines, sep="\\n", file=sys.stderr)
     assert words.splitlines() == ["[1] Traceback (most recent call last):", "[1] Error: x"]
 
 
-def test_last_words_without_a_traceback_are_the_last_lines() -> None:
+def test_reported_failure_without_a_traceback_is_the_last_lines() -> None:
     words = relayed("import sys\nfor i in range(30): print(i, file=sys.stderr)")[2].error_output()
     assert words.splitlines() == [str(number) for number in range(20, 30)]
 

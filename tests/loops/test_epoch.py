@@ -76,7 +76,7 @@ def run(
     return step_counts
 
 
-def test_order_of_observers() -> None:
+def test_observers_are_called_in_order() -> None:
     events: list[str] = []
     first, second = Listener("first", events), Listener("second", events)
     assert run(OneDevice(), first, second, steps_per_call=2) == [2, 1]

@@ -77,7 +77,7 @@ def test_one_slow_step_per_call(model: keras.Model, clock: list[float]) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 5])
-def test_fixed_number_of_steps(number: int, model: keras.Model, clock: list[float]) -> None:
+def test_fixed_number_of_steps_is_kept(number: int, model: keras.Model, clock: list[float]) -> None:
     assert calls(StepsPerCall(number, model, []), clock, 1e-3, 4) == [number] * 4
 
 

@@ -136,7 +136,7 @@ def test_published_sizes(
 
 
 @pytest.mark.usefixtures("without_initialization")
-def test_rounded_sizes() -> None:
+def test_sizes_match_rounded_published_ones() -> None:
     """Papers that give two or three digits."""
     # Zhou et al. 2018, "UNet++", table 3: a U-Net of 32 to 512 channels has 7.76 million.
     assert round(models.unet((96, 96, 3), 1, filters=32).count_params() / 1e6, 2) == 7.76

@@ -52,7 +52,7 @@ def test_seed_orders_the_data(config: TrainConfig) -> None:
     assert labels(1) == labels(1) != labels(2)
 
 
-def test_label_names(config: TrainConfig) -> None:
+def test_index_has_the_label_names(config: TrainConfig) -> None:
     import pipelines
 
     digits.validation_data(config)
@@ -95,7 +95,9 @@ def test_model_needs_no_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"label_smoothing": 0.1}, {"set": {"mixup": 0.4}}])
-def test_soft_labels(config: TrainConfig, changes: dict[str, Any]) -> None:
+def test_smoothed_and_mixed_labels_are_one_hot(
+    config: TrainConfig, changes: dict[str, Any]
+) -> None:
     config = config.model_copy(update=changes)
     data = digits.train_data(config)
     model = digits.build_model(config, recipe.num_steps(data))

@@ -134,7 +134,7 @@ def test_large_images_on_cpus_come_with_advice(
     assert not capsys.readouterr().err
 
 
-def test_pictures_are_written_and_weights_reused(tmp_path: Path) -> None:
+def test_plots_are_written_and_saved_weights_are_loaded(tmp_path: Path) -> None:
     common = [
         "--recipe=image_folder", "--model=cnn", "--set=filters=[4]", "--set=units=4", "--epochs=1",
         "--set=image_size=16", "--verbose=0", f"--data-dir={tmp_path / 'cache'}", "--batch-size=4",
@@ -156,7 +156,7 @@ def test_pictures_are_written_and_weights_reused(tmp_path: Path) -> None:
             np.testing.assert_equal(a, b)
 
 
-def test_balanced_weights() -> None:
+def test_class_weights_are_inversely_proportional_to_counts() -> None:
     np.testing.assert_allclose(_class_folders.balanced_weights(np.array([1, 3])), [2.0, 2 / 3])
 
 

@@ -29,7 +29,7 @@ def test_finds_the_largest_batch_in_few_trials(capacity: int, most: int) -> None
     assert len(tried) == len(set(tried)) <= 16
 
 
-def test_margin_is_a_tenth() -> None:
+def test_recommended_batch_is_a_tenth_smaller() -> None:
     assert [batch_size.recommended(n) for n in (1, 8, 9, 100, 1000)] == [1, 7, 8, 88, 896]
 
 

@@ -66,7 +66,7 @@ def long(number: tf.Tensor) -> tf.Tensor:
     return tf.cast(number[0], tf.int64)
 
 
-def test_damaged_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_record_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = numbers.write(tmp_path / "data", num_records=4, num_shards=1)
     path = numbers.damage_first_record(tmp_path / "data", index)
     assert main([str(tmp_path / "data")]) == 1

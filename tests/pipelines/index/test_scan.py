@@ -181,6 +181,6 @@ def test_folders_that_cannot_be_indexed(
     assert "Traceback" not in errors
 
 
-def test_missing_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert index(tmp_path / "nothing") == 1
     assert "no such folder; check the path" in capsys.readouterr().err

@@ -142,7 +142,7 @@ def test_compressed_shard_that_vanishes_ends_the_reading(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_compressed_shards(tmp_path: Path, compression: str) -> None:
+def test_damage_in_compressed_shards_raises(tmp_path: Path, compression: str) -> None:
     numbers.write(tmp_path, num_records=60, num_shards=3)
     index = numbers.compress(tmp_path, compression)
     whole = pipelines.read(tmp_path, 7, shuffle_buffer=15, seed=1)

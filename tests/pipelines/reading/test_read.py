@@ -108,7 +108,7 @@ def test_files_are_shuffled_too(tmp_path: Path) -> None:
     assert set(first) == {0, 1, 2, 3}
 
 
-def test_maps(folder: Path) -> None:
+def test_map_fn_and_batch_fn_are_applied(folder: Path) -> None:
     dataset = pipelines.read(
         folder,
         25,
@@ -128,7 +128,7 @@ def shard(folder: Path, i: int) -> Path:
     return sorted(folder.glob("*.tfrecord"))[i]
 
 
-def test_missing_folder(tmp_path: Path) -> None:
+def test_missing_folder_raises(tmp_path: Path) -> None:
     with pytest.raises(pipelines.DataError, match="expected the index of a folder of shards"):
         pipelines.read(tmp_path / "nothing", 10)
 
@@ -139,14 +139,14 @@ def test_damaged_index_is_rejected(folder: Path) -> None:
         pipelines.read(folder, 10)
 
 
-def test_missing_shard(folder: Path) -> None:
+def test_missing_shard_raises(folder: Path) -> None:
     lost = shard(folder, 2)
     lost.unlink()
     with pytest.raises(pipelines.DataError, match=f"{lost}: .* the file is missing"):
         pipelines.read(folder, 10)
 
 
-def test_truncated_shard(folder: Path) -> None:
+def test_truncated_shard_raises(folder: Path) -> None:
     cut = shard(folder, 1)
     cut.write_bytes(cut.read_bytes()[:-40])
     with pytest.raises(pipelines.DataError, match=f"{cut}: expected .* bytes, found"):

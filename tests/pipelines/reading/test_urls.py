@@ -109,7 +109,9 @@ def test_only_what_is_needed_is_fetched(proxy: buckets.Proxy, local: Path) -> No
 
 
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
-def test_compressed_shards(root: str, local: Path, compression: str) -> None:
+def test_compressed_remote_shards_are_read_in_the_local_order(
+    root: str, local: Path, compression: str
+) -> None:
     numbers.compress(local, compression)
     buckets.upload(local, root)
     options: dict[str, Any] = {"shuffle_buffer": 60, "seed": 1, "start": pipelines.Position(0, 7)}
@@ -205,7 +207,7 @@ def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         pipelines.read("s3://bucket/anything", 10)
 
 
-def test_environment_variables(
+def test_environment_variables_set_cache_and_read_ahead(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of the cache is used, and serves the second epoch without the bucket."""

@@ -29,7 +29,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_tables(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_list_features_and_label_counts(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(folder), "--to", str(tmp_path / "sheet.png")]) == 0
     lines = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
     assert ["image", "uint8", "?", "x", "?", "x", "3", "png"] in lines

@@ -34,18 +34,18 @@ def check(location: Path) -> None:
             np.testing.assert_array_equal(example[name], expected)
 
 
-def test_archive(tmp_path: Path) -> None:
+def test_arrays_of_an_npz_become_features(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **ARRAYS)
     check(tmp_path / "data.npz")
 
 
-def test_folder_of_arrays(tmp_path: Path) -> None:
+def test_npy_files_of_a_folder_become_features(tmp_path: Path) -> None:
     for name, array in ARRAYS.items():
         np.save(tmp_path / f"{name}.npy", array)
     check(tmp_path)
 
 
-def test_one_array(tmp_path: Path) -> None:
+def test_single_npy_file_becomes_a_feature(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", ARRAYS["image"])
     assert set(opened.features(opened.source(tmp_path / "x.npy"))) == {"x"}
 

@@ -48,24 +48,24 @@ def test_splits_and_attributes(folder: Path) -> None:
             assert abs(int(example["image"][0, 0, 0]) - number * 10) < 4
 
 
-def test_unknown_split(folder: Path) -> None:
+def test_unknown_split_raises(folder: Path) -> None:
     with pytest.raises(DataError, match="--split: expected train, validation, test or all"):
         opened.source(folder, split="val")
 
 
-def test_missing_image(folder: Path) -> None:
+def test_missing_image_is_named(folder: Path) -> None:
     (folder / "img_align_celeba" / "000002.jpg").unlink()
     with pytest.raises(DataError, match=r"000002\.jpg: listed in list_attr_celeba\.txt, but"):
         opened.examples(opened.source(folder))
 
 
-def test_missing_partition(folder: Path) -> None:
+def test_missing_partition_file_raises(folder: Path) -> None:
     (folder / "list_eval_partition.txt").unlink()
     with pytest.raises(DataError, match="assigns images to splits"):
         opened.source(folder)
 
 
-def test_damaged_lists(folder: Path) -> None:
+def test_damaged_lists_raise(folder: Path) -> None:
     path = folder / "list_attr_celeba.txt"
     whole = path.read_text()
     path.write_text(whole.replace("000003.jpg  -1", "000003.jpg  0"))

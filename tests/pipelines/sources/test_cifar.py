@@ -67,7 +67,9 @@ def dump(path: Path, value: object) -> None:
 @pytest.mark.parametrize(
     ("write", "num_train_files"), [(binary10, 5), (binary100, 1), (python10, 5), (python100, 1)]
 )
-def test_layouts(tmp_path: Path, write: Callable[[Path], None], num_train_files: int) -> None:
+def test_every_published_layout_is_read(
+    tmp_path: Path, write: Callable[[Path], None], num_train_files: int
+) -> None:
     write(tmp_path)
     for split, first in (("train", 0), ("test", num_train_files * PER_FILE)):
         source = opened.source(tmp_path, split=split)
@@ -81,7 +83,7 @@ def test_layouts(tmp_path: Path, write: Callable[[Path], None], num_train_files:
             assert example.get("coarse_label", (first + i) % 2) == (first + i) % 2
 
 
-def test_unknown_split(tmp_path: Path) -> None:
+def test_unknown_split_raises(tmp_path: Path) -> None:
     binary10(tmp_path)
     with pytest.raises(DataError, match="--split: expected train or test, got 'validation'"):
         opened.source(tmp_path, split="validation")
@@ -109,6 +111,6 @@ def test_pickles_run_no_code(tmp_path: Path) -> None:
         opened.source(tmp_path)
 
 
-def test_other_folder(tmp_path: Path) -> None:
+def test_folder_without_batches_raises(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no CIFAR batches found"):
         opened.source(tmp_path, "cifar")

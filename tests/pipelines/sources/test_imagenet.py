@@ -74,7 +74,7 @@ def archives(root: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [folders, archives])
-def test_train(tmp_path: Path, write: object) -> None:
+def test_training_images_get_the_classes_of_their_folders(tmp_path: Path, write: object) -> None:
     write(tmp_path)  # type: ignore[operator]
     source = opened.source(tmp_path)
     assert source.features[1].label_names == WNIDS
@@ -84,7 +84,7 @@ def test_train(tmp_path: Path, write: object) -> None:
 
 
 @pytest.mark.parametrize("write", [folders, archives])
-def test_validation(tmp_path: Path, write: object) -> None:
+def test_validation_images_get_the_classes_of_the_kit(tmp_path: Path, write: object) -> None:
     write(tmp_path)  # type: ignore[operator]
     source = opened.source(tmp_path, split="validation")
     assert source.features[1].label_names == WNIDS

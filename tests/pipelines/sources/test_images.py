@@ -53,7 +53,9 @@ def test_color_images_are_not_stored_in_one_channel(tmp_path: Path) -> None:
         ("40", (None, None, 3), (40, 48, 3)),
     ],
 )
-def test_sizes(tmp_path: Path, size: str, shape: object, first: tuple[int, ...]) -> None:
+def test_image_size_determines_the_stored_shape(
+    tmp_path: Path, size: str, shape: object, first: tuple[int, ...]
+) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     source = opened.source(tmp_path, image_size=size)
     assert opened.features(source)["image"][1] == shape

@@ -73,7 +73,7 @@ def test_a_saved_model_loads_in_plain_keras(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(policy: str) -> None:
+def test_mixed_precision_matches_plain_keras(policy: str) -> None:
     def build() -> keras.Model:
         return with_skips(policy)
 

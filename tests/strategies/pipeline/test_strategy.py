@@ -32,7 +32,9 @@ def build() -> keras.Model:
 
 
 @pytest.mark.parametrize("order", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
-def test_results_and_placement(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_are_on_their_devices_and_match_one_device(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backward_passes, original = set(), Order.has_gone_back
 
     def recording(self: Order, stage: int, micro_batch: int, gradients: list) -> None:

@@ -88,7 +88,7 @@ def test_one_device_raises() -> None:
         ("ab,ab->ab", None, (3, 5), None, None),
     ],
 )
-def test_axes_of_an_equation(
+def test_einsum_equation_determines_the_split_axes(
     text: str, bias_axes: str | None, shape: tuple[int, ...], outputs: Any, inputs: Any
 ) -> None:
     assert splits.output_axis(text, bias_axes, shape) == outputs

@@ -79,7 +79,7 @@ def test_resumes_from_another_strategy_and_back(tmp_path: Path) -> None:
 
 @LONG
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_mixed_precision(policy: str) -> None:
+def test_mixed_precision_matches_one_device(policy: str) -> None:
     def build() -> keras.Model:
         return text(policy)
 
@@ -113,7 +113,7 @@ def test_averaging_accumulating_recompiling_and_freezing() -> None:
 
 
 @LONG
-def test_alexnet_in_two_columns() -> None:
+def test_alexnet_over_two_devices_matches_one_device() -> None:
     x = RANDOM.standard_normal((6, 67, 67, 3)).astype("float32")
     y = RANDOM.integers(0, 5, (6,))
 
