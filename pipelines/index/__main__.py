@@ -35,7 +35,7 @@ def _make(
     features: str | None = None,
     num_workers: int | None = None,
 ) -> None:
-    from pipelines.index.scan import link_outside, make_index
+    from pipelines.index.scan import link_shards, make_index
 
     folder, target = storage.at(directory), storage.at(to or directory)
     if isinstance(folder, Path) != isinstance(target, Path):
@@ -53,7 +53,7 @@ def _make(
     )
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
-    link_outside(index, shards, target)
+    link_shards(index, shards, target)
     write_index(target, index)
     command_line.print_summary(index, target)
 

@@ -26,7 +26,7 @@ _CHANNELS = {"1": 1, "L": 1, "I": 1, "I;16": 1, "RGBA": 4}
 
 
 @dataclass
-class Seen:
+class FeatureStatistics:
     """Statistics of one feature over the records seen so far.
 
     Attributes:
@@ -57,7 +57,7 @@ class Seen:
             for value in values:
                 self._add_bytes(value)
 
-    def merge(self, other: Seen) -> None:
+    def merge(self, other: FeatureStatistics) -> None:
         """Adds the statistics of other records."""
         self.kinds |= other.kinds
         self.num_records += other.num_records
@@ -112,16 +112,16 @@ class Seen:
         self.formats.add(encoding)
 
 
-def add_example(seen: dict[str, Seen], example: Any) -> None:
+def add_example(seen: dict[str, FeatureStatistics], example: Any) -> None:
     """Adds every feature of a `tf.train.Example`."""
     for name, feature in example.features.feature.items():
-        seen.setdefault(name, Seen()).add(feature)
+        seen.setdefault(name, FeatureStatistics()).add(feature)
 
 
-def merge(seen: dict[str, Seen], other: Mapping[str, Seen]) -> None:
+def merge(seen: dict[str, FeatureStatistics], other: Mapping[str, FeatureStatistics]) -> None:
     """Adds the statistics of other records."""
     for name, of_feature in other.items():
-        seen.setdefault(name, Seen()).merge(of_feature)
+        seen.setdefault(name, FeatureStatistics()).merge(of_feature)
 
 
 _FEATURES = "features.json"

@@ -37,7 +37,7 @@ class _Contents:
     """The result of scanning one file."""
 
     shard: Shard
-    seen: dict[str, infer.Seen] = field(default_factory=dict)
+    seen: dict[str, infer.FeatureStatistics] = field(default_factory=dict)
 
 
 def make_index(
@@ -69,7 +69,7 @@ def make_index(
     compression: Compression = next(iter(compressions.values()), "")
     tasks = [_File(path, _name(path, directory), compression) for path in files]
     contents = parallel_tasks.run(
-        _look_through,
+        _scan_file,
         tasks,
         num_workers=num_workers,
         description=f"reading {len(tasks)} files",
@@ -85,7 +85,7 @@ def make_index(
     )
 
 
-def link_outside(index: Index, files: Sequence[AnyPath], directory: AnyPath) -> None:
+def link_shards(index: Index, files: Sequence[AnyPath], directory: AnyPath) -> None:
     """Creates symbolic links in the folder of an index to shards outside of it.
 
     An index may list only files of its own folder, for security. A bucket has no links: there, the
@@ -130,15 +130,15 @@ def _check_complete(files: Sequence[AnyPath]) -> None:
     for path in files:
         if (match := _OF_SHARDS.search(path.name)) and int(match[2]) != len(files):
             raise DataError(
-                f"{path}: one of {int(match[2])} shards by its name, found {len(files)}; get the "
+                f"{path}: expected {int(match[2])} shards by its name, found {len(files)}; get the "
                 "missing shards, or select files with --files"
             )
 
 
-def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
+def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:
     from pipelines.format.examples import parse_message  # imports TensorFlow
 
-    num_records, seen = 0, dict[str, infer.Seen]()
+    num_records, seen = 0, dict[str, infer.FeatureStatistics]()
     for record in record_file.intact_records(file.path, file.compression):
         infer.add_example(
             seen, parse_message(record.data, f"{file.path}: record at byte {record.offset}")
@@ -159,7 +159,7 @@ def _look_through(file: _File, advance: parallel_tasks.Advance) -> _Contents:
 def _features(
     contents: Sequence[_Contents], folder: AnyPath, declared: Sequence[Feature]
 ) -> tuple[Feature, ...]:
-    seen: dict[str, infer.Seen] = {}
+    seen: dict[str, infer.FeatureStatistics] = {}
     for found in contents:
         infer.merge(seen, found.seen)
         for name, of_feature in seen.items():

@@ -30,7 +30,7 @@ from pipelines.pack.work_folder import WorkFolder, work_folder
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
-from pipelines.writing.publish import ShardWriter, found_in, shard_name
+from pipelines.writing.publish import ShardWriter, existing_index, shard_name
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def pack(
         )
     if isinstance(directory, Path):
         directory = directory.absolute()
-    if found := found_in(directory, plan.index_fields()):
+    if found := existing_index(directory, plan.index_fields()):
         return found
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
@@ -167,7 +167,8 @@ def pack(
                     f"{directory}: {len(missing)} of {len(names)} shards are missing, the first is "
                     f"{missing[0]}; run the parts that failed again"
                 )
-            return found_in(directory, plan.index_fields())  # another part may have published it
+            # Another part may have published the data set.
+            return existing_index(directory, plan.index_fields())
         index = Index(
             source=plan.description,
             features=plan.source.features,

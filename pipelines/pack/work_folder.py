@@ -26,7 +26,7 @@ from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard
 from pipelines.pack.parts import Part
 from pipelines.storage import AnyPath, RemotePath
-from pipelines.writing.publish import PACKING, found_in, index_json, publish, write_whole
+from pipelines.writing.publish import PACKING, existing_index, index_json, publish, write_atomically
 
 _PLAN = "plan.json"
 
@@ -117,7 +117,7 @@ class _LocalWork(WorkFolder):
         if part:
             self._shards.mkdir(exist_ok=True)
             with contextlib.suppress(FileExistsError):
-                _create_whole(plan_file, plan)
+                _create_atomically(plan_file, plan)
             if plan_file.read_text("utf-8") != plan:
                 raise _other_plan(self._path)
             return
@@ -126,7 +126,7 @@ class _LocalWork(WorkFolder):
                 note.unlink()
             shutil.rmtree(self._shards, ignore_errors=True)
             self._shards.mkdir()
-            write_whole(plan_file, plan)
+            write_atomically(plan_file, plan)
         for partial in self._shards.glob("*.partial"):
             partial.unlink()
 
@@ -136,7 +136,7 @@ class _LocalWork(WorkFolder):
     def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
         self.path(name).rename(self._shards / name)
         shard = shard.model_copy(update={"name": name})
-        write_whole(self._note(name), shard.model_dump_json())
+        write_atomically(self._note(name), shard.model_dump_json())
         return shard
 
     def finished(self, name: str) -> Shard | None:
@@ -155,7 +155,7 @@ class _LocalWork(WorkFolder):
         return self._path / f"{Path(name).stem}.json"
 
 
-def _create_whole(path: Path, text: str) -> None:
+def _create_atomically(path: Path, text: str) -> None:
     """Writes a file atomically. Raises `FileExistsError` if it exists."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     temporary.write_text(text, "utf-8")
@@ -213,7 +213,7 @@ class _RemoteWork(WorkFolder):
         try:
             (self._directory / INDEX_NAME).write_bytes(index_json(index), overwrite=False)
         except FileExistsError:  # another part was faster
-            if found := found_in(self._directory, expected_attributes):
+            if found := existing_index(self._directory, expected_attributes):
                 index = found
         for name in self._notes.sizes():
             (self._notes / name).unlink(missing_ok=True)

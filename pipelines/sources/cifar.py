@@ -161,7 +161,7 @@ class _ArraysOnly(pickle.Unpickler):
             return super().find_class(module.replace("numpy.core", "numpy._core"), name)
         if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def _unpickled(file: Path) -> dict[str, Any]:

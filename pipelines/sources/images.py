@@ -156,7 +156,7 @@ OPTIONS = frozenset({"image_format", "image_size", "quality", "channels"})
 _FORMATS: dict[str, Literal["jpeg", "png"]] = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 #: Files that are images.
 IMAGE_SUFFIXES = frozenset(_FORMATS) | {".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm"}
-_NUM_LOOKED_AT = 64
+_NUM_SAMPLED = 64
 
 
 def fits(location: str) -> bool:
@@ -239,7 +239,7 @@ def _opened(path: AnyPath) -> BinaryIO:
 
 def _channels(paths: Sequence[Any], open_file: Callable[[Any], BinaryIO]) -> int:
     """Returns 1 if a sample of the images is gray, else 3. A wrong guess fails later."""
-    step = -(-len(paths) // _NUM_LOOKED_AT)
+    step = -(-len(paths) // _NUM_SAMPLED)
     for path in paths[::step]:
         try:
             with open_file(path) as file, Image.open(file) as image:

@@ -159,7 +159,7 @@ def _load(files: Sequence[AnyPath], fill: Mapping[str, str], drop_gaps: bool) ->
                 opened = _opened(file)
                 table = csv.read_csv(opened, parse_options=options, convert_options=converting)
             table = table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
-            tables.append(_close_gaps(table, file, fill, drop_gaps))
+            tables.append(_fill_empty_cells(table, file, fill, drop_gaps))
         except pa.ArrowException as error:
             raise DataError(f"{file}: not a readable table: {error}") from None
     try:
@@ -284,7 +284,7 @@ def _parse_fill(given: Sequence[str]) -> dict[str, str]:
     return {column: value for column, _, value in (words.partition("=") for words in given)}
 
 
-def _close_gaps(table: Any, file: AnyPath, fill: Mapping[str, str], drop: bool) -> Any:
+def _fill_empty_cells(table: Any, file: AnyPath, fill: Mapping[str, str], drop: bool) -> Any:
     """Returns a table without empty cells.
 
     Args:
@@ -308,7 +308,7 @@ def _close_gaps(table: Any, file: AnyPath, fill: Mapping[str, str], drop: bool) 
     if empty := [name for name, count in gaps.items() if count == len(table)]:
         raise DataError(f"{file}: column {empty[0]!r} is empty in all rows; remove it")
     if gaps:
-        raise DataError(f"{file}: empty cells in {_places(table, gaps, file)}: {_cure(gaps)}")
+        raise DataError(f"{file}: empty cells in {_places(table, gaps, file)}: {_suggestion(gaps)}")
     return table
 
 
@@ -338,6 +338,6 @@ def _places(table: Any, gaps: Mapping[str, int], file: AnyPath) -> str:
     return "; ".join(places) + ("; and other columns" if len(gaps) > _NUM_NAMED else "")
 
 
-def _cure(gaps: Mapping[str, int]) -> str:
+def _suggestion(gaps: Mapping[str, int]) -> str:
     column = next(iter(gaps))
     return f"fill them (--fill {column}=VALUE) or drop their rows (--drop-gaps)"

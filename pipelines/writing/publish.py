@@ -23,8 +23,8 @@ from pipelines.storage import AnyPath, RemotePath
 
 #: Folder in a destination in an object store that describes shards before there is an index.
 PACKING = ".packing"
-#: Names of shards, and of what packing leaves, in a destination without an index.
-_OWN = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz")
+#: Names of files that an interrupted packing leaves in a destination without an index.
+_LEFTOVERS = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz")
 #: Size at which collected records are hashed and written.
 _CHUNK_BYTES = 1 << 20
 
@@ -115,7 +115,7 @@ def _compressor(compression: Compression) -> _Compressor | None:
     return zlib.compressobj() if compression == "ZLIB" else None
 
 
-def found_in(directory: AnyPath, expected_attributes: Mapping[str, object]) -> Index | None:
+def existing_index(directory: AnyPath, expected_attributes: Mapping[str, object]) -> Index | None:
     """Returns the index of a folder if it exists already and contains the expected data.
 
     Args:
@@ -128,7 +128,7 @@ def found_in(directory: AnyPath, expected_attributes: Mapping[str, object]) -> I
     Raises:
         DataError: The folder contains something else.
     """
-    if not _holds_something(directory):
+    if not _is_occupied(directory):
         return None
     if not (directory / INDEX_NAME).is_file():
         raise DataError(
@@ -155,7 +155,7 @@ def publish(
         folder: The folder of the shards, on the same file system as `directory`.
         directory: The final name.
         index: The index of the shards.
-        expected_attributes: What the folder of a competing process must contain, see `found_in`.
+        expected_attributes: What a competing process's folder must contain; see `existing_index`.
 
     Returns:
         The index of the published folder, which another process may have published first.
@@ -171,7 +171,7 @@ def publish(
     try:
         folder.rename(directory)  # succeeds only if the name is free or an empty folder
     except OSError:
-        if found := found_in(directory, expected_attributes):
+        if found := existing_index(directory, expected_attributes):
             return found
         raise
     _sync(directory.parent)
@@ -183,7 +183,7 @@ def write_index(folder: AnyPath, index: Index) -> None:
     if isinstance(folder, RemotePath):
         (folder / INDEX_NAME).write_bytes(index_json(index))
         return
-    write_whole(folder / INDEX_NAME, index_json(index).decode())
+    write_atomically(folder / INDEX_NAME, index_json(index).decode())
 
 
 def index_json(index: Index) -> bytes:
@@ -191,7 +191,7 @@ def index_json(index: Index) -> bytes:
     return f"{index.model_dump_json(indent=2)}\n".encode()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Writes a small file atomically."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     partial.write_text(text, "utf-8")
@@ -199,9 +199,9 @@ def write_whole(path: Path, text: str) -> None:
     partial.rename(path)
 
 
-def _holds_something(directory: AnyPath) -> bool:
+def _is_occupied(directory: AnyPath) -> bool:
     if isinstance(directory, RemotePath):
-        return any(not _OWN.fullmatch(name) for name in directory.sizes())
+        return any(not _LEFTOVERS.fullmatch(name) for name in directory.sizes())
     return directory.exists() and any(directory.iterdir())
 
 

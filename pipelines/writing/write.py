@@ -17,7 +17,7 @@ from pipelines.format.examples import encode
 from pipelines.format.feature import Feature
 from pipelines.format.index import INDEX_NAME, Index, Shard
 from pipelines.storage import AnyPath, RemotePath
-from pipelines.writing.publish import ShardWriter, found_in, index_json, publish, shard_name
+from pipelines.writing.publish import ShardWriter, existing_index, index_json, publish, shard_name
 
 
 def write_shards(
@@ -66,7 +66,7 @@ def write_shards(
     directory = storage.at(directory)
     features = tuple(features)
     attributes = {"source": source, "features": features, "num_shards": num_shards}
-    if found := found_in(directory, attributes):
+    if found := existing_index(directory, attributes):
         return found
     if isinstance(directory, RemotePath):
         shards = _write_files(examples, directory, features, num_shards)

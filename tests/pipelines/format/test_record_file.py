@@ -122,7 +122,7 @@ def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
     header = (2**62).to_bytes(8, "little")
     path.write_bytes(header + frame(header)[-4:] + b"data")
     (record,) = record_file.records(path)
-    assert f"where {2**62} should be" in str(record.problem)
+    assert f"truncated: 0 of {2**62} bytes" in str(record.problem)
     with pytest.raises(DataError, match="byte 0: truncated"):
         list(record_file.offsets(path))
 

@@ -163,7 +163,7 @@ def nothing(folder: Path) -> None:
         (no_example, "a.tfrecord: record at byte 189: not a tf.train.Example"),
         (flipped, "a.tfrecord: record at byte 0: checksum of its"),
         (other_types, "feature 'x' is float_list and int64_list in different records"),
-        (incomplete, "a-00000-of-00002.tfrecord: one of 2 shards by its name, found 1"),
+        (incomplete, "a-00000-of-00002.tfrecord: expected 2 shards by its name, found 1"),
         (mixed, "the files have different compressions"),
         (ours, "index.json: exists already; delete it"),
         (nothing, "no file matches '*.tfrec*'; select files with --files"),

@@ -106,7 +106,7 @@ def test_pickles_run_no_code(tmp_path: Path) -> None:
     python10(tmp_path)
     dump(tmp_path / "data_batch_3", {"data": _Harmful(), "labels": []})
     with pytest.raises(
-        DataError, match=r"data_batch_3: not a batch of CIFAR: it asks for .*system"
+        DataError, match=r"data_batch_3: not a batch of CIFAR: it refers to .*system"
     ):
         opened.source(tmp_path)
 
