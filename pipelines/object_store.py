@@ -1,4 +1,4 @@
-"""Connections to object stores: obstore's stores, requests that are repeated, and their errors."""
+"""Connections to object stores: stores of obstore, retries of requests, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 NUM_ATTEMPTS = 4
 #: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried.
 CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s"}
-#: A request that failed is not repeated after `retry_timeout`: so long may a server be unreachable.
+#: Failed requests are repeated until `retry_timeout`. A server may be unreachable for that long.
 RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 
 #: What a request does, and the permission that it needs, by the first letter of the URL's scheme.
@@ -95,12 +95,12 @@ def _profile_credentials() -> dict[str, Any]:
 
 
 def deadline() -> float:
-    """Returns until when a request that begins now is repeated, by `time.monotonic`."""
+    """Returns the time until which a request is repeated that begins now, by `time.monotonic`."""
     return time.monotonic() + float(RETRY["retry_timeout"].total_seconds())
 
 
 def repeated(path: object, request: Callable[[], _Result], action: Action = "read") -> _Result:
-    """Returns the result of a request that may be repeated; does so if a transfer breaks off."""
+    """Returns the result of a request, which is repeated if the transfer breaks off."""
     end = deadline()
     for attempt in range(NUM_ATTEMPTS - 1):
         try:

@@ -21,8 +21,8 @@ from pipelines.sources import SOURCES
 if TYPE_CHECKING:
     from pipelines.format.record_file import Compression
 
-_DESCRIPTION = """Packs a data set into TFRecord shards with an index. After an interrupt, run it
-again with the same options to continue where it stopped."""
+_DESCRIPTION = """Packs a data set into TFRecord shards with an index. To continue after an
+interrupt, run it again with the same options."""
 
 
 #: Flags with a value that a job of one part does not get.
@@ -51,10 +51,10 @@ def _pack(
     print_slurm: int | None = None,
     print_k8s: int | None = None,
     image: str | None = None,
-    **of_source: object,
+    **source_options: object,
 ) -> None:
     from pipelines.pack import parts
-    from pipelines.pack.packing import pack, plan_of
+    from pipelines.pack.packing import make_plan, pack
     from pipelines.pack.parts import Part
 
     rest = parts.without(arguments, _FLAGS_OF_PARTS)
@@ -70,13 +70,13 @@ def _pack(
     if chosen and finish:
         raise DataError("--finish: publishes the shards of all parts; omit --part")
     try:
-        plan = plan_of(
+        plan = make_plan(
             src,
             kind,
             num_shards,
             seed if shuffle else None,
             "" if compression == "none" else compression,
-            of_source,
+            source_options,
         )
         index = pack(
             plan,
@@ -87,10 +87,10 @@ def _pack(
             by_ray=via == "ray",
         )
     except KeyboardInterrupt:
-        print("stopped: run the same command again to continue from here", file=sys.stderr)
+        print("Stopped. Run the same command again to continue.", file=sys.stderr)
         raise
     if index is None:
-        print(f"part {part} is complete. The folder appears when all parts are.")
+        print(f"Part {part} is complete. The data set appears when all parts are complete.")
     else:
         command_line.print_summary(index, storage.at(dest))
 
@@ -119,7 +119,7 @@ def _parser() -> ArgumentParser:
         "--no-shuffle",
         dest="shuffle",
         action="store_false",
-        help="keep the order of the source, dealt out over the shards",
+        help="keep the order of the source; shard I gets every N-th example",
     )
     parser.add_argument(
         "--compression",

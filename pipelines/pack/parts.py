@@ -1,4 +1,4 @@
-"""Parts of a data set that several machines pack: which one this process packs, and array jobs."""
+"""The parts of a data set that several machines pack, and job files that pack all of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import yaml
 from pipelines.errors import DataError
 
 AUTO = "auto"
-#: Variables of the index of a process and of the number of processes, by which tells most.
+#: Environment variables with the index of a process and the number of processes, the most specific
+#: first.
 _VARIABLES = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes does not tell the number
+    ("JOB_COMPLETION_INDEX", ""),  # Kubernetes has no variable for the number
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
@@ -43,7 +44,7 @@ class Part(NamedTuple):
         """Parses `3/16`, the third of sixteen, or `auto` and `auto/16`, by the process's index.
 
         Raises:
-            DataError: The text is not a part, or no variable tells the index.
+            DataError: The text is not a part, or no environment variable has the index.
         """
         number, slash, num_parts = text.partition("/")
         if number == AUTO and (not slash or num_parts.isdecimal()):

@@ -1,8 +1,9 @@
-"""Where finished shards are kept until all of them exist and the folder is published.
+"""Working folders, which keep finished shards until all of them exist.
 
-On a local disk that is a hidden folder beside the destination. In an object store, shards are
-written to the destination itself, beside a folder `.packing`, and the index, which is written last,
-makes them a data set. Several machines may pack parts of the same plan at the same time.
+On a local disk, this is a hidden folder beside the destination, whose shards are moved there at the
+end. In an object store, shards are written to the destination itself, beside a folder `.packing`.
+They become a data set when the index is written, last. Several machines can pack parts of one plan
+at the same time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class WorkFolder(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self, plan: str, part: Part | None) -> None:
-        """Removes what belongs to another plan; in a part, that is an error instead."""
+        """Removes the shards of another plan, or raises `DataError` if only a part is packed."""
 
     @abc.abstractmethod
     def path(self, name: str) -> AnyPath:
@@ -59,7 +60,7 @@ class WorkFolder(abc.ABC):
 
     @abc.abstractmethod
     def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
-        """Makes the finished shards a data set, and returns its index."""
+        """Turns the finished shards into a data set, and returns its index."""
 
 
 def work_folder(directory: AnyPath) -> WorkFolder:

@@ -69,7 +69,7 @@ class Records(NamedTuple):
         return tf.reduce_max(self.start[:, 0])
 
     @property
-    def left_out(self) -> tf.Tensor:
+    def num_skipped(self) -> tf.Tensor:
         """Records of the epoch that were skipped at the start, int64, scalar."""
         return tf.reduce_max(self.start[:, 1])
 
@@ -83,14 +83,14 @@ BlockReader = Callable[[Blocks], tf.data.Dataset]
 def records_per_block(index: Index, shuffle_buffer: int) -> int:
     """Returns the number of records per block for a folder."""
     num_bytes = sum(shard.num_bytes for shard in index.shards)
-    of_record = max(1, num_bytes // max(1, index.num_records))
-    fitting = max(1, _MOST_BYTES // of_record)
+    record_bytes = max(1, num_bytes // max(1, index.num_records))
+    fitting = max(1, _MOST_BYTES // record_bytes)
     if shuffle_buffer:
         fitting = min(fitting, shuffle_buffer // _BLOCKS_IN_BUFFER)
-    return max(1, _LEAST_BYTES // of_record, fitting)
+    return max(1, _LEAST_BYTES // record_bytes, fitting)
 
 
-def blocks_of(
+def make_blocks(
     directory: str | AnyPath,
     index: Index,
     ranges: Sequence[ShardRange],

@@ -26,7 +26,7 @@ class ShardRange(NamedTuple):
         return self.stop - self.start
 
 
-def ranges_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[ShardRange]:
+def divide_shards(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> list[ShardRange]:
     """Returns the part of the shards that one pipeline reads.
 
     Args:
@@ -51,20 +51,20 @@ def ranges_of(shards: Sequence[Shard], num_pipelines: int, pipeline: int) -> lis
     start = sum(quotas[:pipeline])
     ranges = [ShardRange(shard, 0, shard.num_records) for shard in whole[pipeline::num_pipelines]]
     ranges += _run(divided, start, start + quotas[pipeline])
-    return [of_shard for of_shard in ranges if of_shard.num_records]
+    return [shard_range for shard_range in ranges if shard_range.num_records]
 
 
-def _quotas(held: Sequence[int], rest: int) -> list[int]:
-    """Returns how many of `rest` records each pipeline gets to even out what all of them hold."""
-    for num_filled in range(len(held), 0, -1):
+def _quotas(counts: Sequence[int], remaining: int) -> list[int]:
+    """Returns how many of `remaining` records each pipeline gets so that the totals are even."""
+    for num_filled in range(len(counts), 0, -1):
         # The pipelines with the fewest records are filled to one level, the others get none.
-        filled = sorted(range(len(held)), key=lambda i: held[i])[:num_filled]
-        level, extra = divmod(sum(held[i] for i in filled) + rest, num_filled)
-        if level >= held[filled[-1]]:
+        filled = sorted(range(len(counts)), key=lambda i: counts[i])[:num_filled]
+        level, extra = divmod(sum(counts[i] for i in filled) + remaining, num_filled)
+        if level >= counts[filled[-1]]:
             break
-    quotas = [0] * len(held)
+    quotas = [0] * len(counts)
     for i in filled:
-        quotas[i] = level - held[i]
+        quotas[i] = level - counts[i]
     for i in sorted(filled)[:extra]:
         quotas[i] += 1
     return quotas

@@ -16,10 +16,15 @@ from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import Index, check_shards, load_index
 from pipelines.reading import order
-from pipelines.reading.block_reader import Skipped, block_reader, in_parallel, sequential_reader
-from pipelines.reading.blocks import Reader, Records, blocks_of, records_per_block
-from pipelines.reading.division import ShardRange, ranges_of
-from pipelines.reading.range_cache import caching
+from pipelines.reading.block_reader import (
+    SkippedRecords,
+    block_reader,
+    in_parallel,
+    sequential_reader,
+)
+from pipelines.reading.blocks import Reader, Records, make_blocks, records_per_block
+from pipelines.reading.division import ShardRange, divide_shards
+from pipelines.reading.range_cache import cache_ranges
 from pipelines.reading.read_ahead import Fetch
 from pipelines.reading.remote_reader import fetch_range, remote_reader, remote_sequential_reader
 from pipelines.reading.tuning import DEFAULT, Tuning
@@ -67,10 +72,12 @@ class Folder:
         directory = storage.at(directory)
         index = load_index(directory)
         num_pipelines = context.num_input_pipelines if context else 1
-        ranges = ranges_of(index.shards, num_pipelines, context.input_pipeline_id if context else 0)
+        ranges = divide_shards(
+            index.shards, num_pipelines, context.input_pipeline_id if context else 0
+        )
         check_shards(directory, (shard for shard, _, _ in ranges))
         self.features = index.features
-        self.num_records = sum(of_shard.num_records for of_shard in ranges)
+        self.num_records = sum(shard_range.num_records for shard_range in ranges)
         self.seed = secrets.randbits(31) if seed is None else seed
         self.fingerprint = _fingerprint(index, ranges)
         if self.num_records == 0:
@@ -86,7 +93,7 @@ class Folder:
         self._window = min(shuffle_buffer, self.num_records)
         self._block_size = records_per_block(index, shuffle_buffer)
         table = None if index.compression else offsets.load(directory, index)
-        skipped = Skipped() if on_corrupt == "skip" else None
+        skipped = SkippedRecords() if on_corrupt == "skip" else None
         if isinstance(directory, RemotePath):
             if portable:
                 raise ValueError(
@@ -102,7 +109,7 @@ class Folder:
                 else block_reader(table, skipped, portable=portable)
             )
             self._read = in_parallel(self._read_block, self._num_reads)
-        self._blocks = blocks_of(directory, index, ranges, size=self._block_size, offsets=table)
+        self._blocks = make_blocks(directory, index, ranges, size=self._block_size, offsets=table)
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the records of an epoch.
@@ -117,8 +124,8 @@ class Folder:
             return order.in_order(starts, self._blocks, self._read)
         return order.shuffled(starts, self._blocks, self._read, seed=self.seed, window=self._window)
 
-    def for_ever(self, num_taken: tf.Tensor | int = 0) -> tf.data.Dataset:
-        """Returns records with their seeds, epoch after epoch, after the first `num_taken`.
+    def repeated(self, num_taken: tf.Tensor | int = 0) -> tf.data.Dataset:
+        """Returns records with their seeds, epoch after epoch, without the first `num_taken`.
 
         Returns:
             An endless dataset of the results of `with_seeds`.
@@ -127,13 +134,13 @@ class Folder:
         first = num_taken // self.num_records
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            left_out = tf.where(epoch == first, num_taken % self.num_records, 0)
-            start = tf.data.Dataset.from_tensors(tf.stack([epoch, left_out]))
+            num_skipped = tf.where(epoch == first, num_taken % self.num_records, 0)
+            start = tf.data.Dataset.from_tensors(tf.stack([epoch, num_skipped]))
             return self.stream(start).map(self.with_seeds)
 
         return tf.data.Dataset.range(first, tf.int64.max).flat_map(of_epoch)
 
-    def in_any_order(self) -> tf.data.Dataset:
+    def unordered(self) -> tf.data.Dataset:
         """Returns all records as a dataset of `Records` that a `tf.data` service can divide."""
         places = tf.range(tf.size(self._blocks.count))
         if self._window:
@@ -141,7 +148,7 @@ class Folder:
         dataset = tf.data.Dataset.from_tensor_slices(self._blocks.rows(places))
         dataset = dataset.interleave(self._read_block, num_parallel_calls=self._num_reads)
         if self._window:
-            # Records, not blocks: a buffer of blocks would leave nothing for other workers.
+            # Shuffle records, because a buffer of blocks would leave none for other workers.
             dataset = dataset.unbatch().shuffle(self._window).batch(self._block_size)
         return dataset
 
@@ -161,7 +168,7 @@ def _remote_reader(
     directory: RemotePath,
     index: Index,
     table: np.ndarray | None,
-    skipped: Skipped | None,
+    skipped: SkippedRecords | None,
     block_size: int,
     tuning: Tuning,
 ) -> Reader:
@@ -171,13 +178,13 @@ def _remote_reader(
         fetch: Fetch = fetch_range
     else:
         versions = {str(directory / shard.name): shard.sha256 for shard in index.shards}
-        fetch = caching(fetch_range, tuning.cache, tuning.cache_bytes, versions)
+        fetch = cache_ranges(fetch_range, tuning.cache, tuning.cache_bytes, versions)
     return remote_reader(
         table,
         skipped,
         fetch=fetch,
         limit=tuning.read_ahead,
-        # Merged blocks are others in each epoch, and would not be found in a cache.
+        # Merged blocks differ from epoch to epoch, and would not be found in a cache.
         merge=tuning.cache is None,
     )
 
@@ -191,7 +198,7 @@ def _fingerprint(index: Index, ranges: Sequence[ShardRange]) -> str:
 
 IN_MEMORY = "memory"
 
-_OF_GRAPH = 1
+_GRAPH_SEED = 1
 
 
 def cached(
@@ -231,7 +238,7 @@ def cached(
             buffer = min(shuffle_buffer, folder.num_records)
             # The graph's seed is set because tf.data mixes in the global seed otherwise, and must
             # not be 0, which tf.data would compare with a tensor.
-            tf.compat.v1.set_random_seed(_OF_GRAPH)
+            tf.compat.v1.set_random_seed(_GRAPH_SEED)
             dataset = examples.shuffle(buffer, tf.cast(seed[0], tf.int64), False)
         dataset = dataset.skip(start[1])
         return dataset.map(lambda made, number: (made, order.example_seeds(seed, number)))

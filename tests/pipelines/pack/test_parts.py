@@ -11,7 +11,7 @@ import yaml
 
 from pipelines import DataError, storage
 from pipelines.pack.__main__ import main as pack
-from pipelines.pack.packing import packed
+from pipelines.pack.packing import pack_dataset
 from pipelines.pack.parts import Part
 
 SOURCE = [f"line {i}\n" for i in range(100)]
@@ -43,7 +43,7 @@ def contents(folder: str) -> dict[str, bytes]:
 
 
 def on_one_machine(source: str, tmp_path: Path) -> dict[str, bytes]:
-    packed(source, tmp_path / "one", num_shards=7, seed=3, num_workers=1)
+    pack_dataset(source, tmp_path / "one", num_shards=7, seed=3, num_workers=1)
     return contents(str(tmp_path / "one"))
 
 
@@ -88,10 +88,10 @@ def test_invalid_parts_are_rejected(
 def test_packing_to_a_url_at_once(source: str, tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="needs the extra 'cloud'")
     url = f"memory://bucket/packed-{next(_numbers_of_folders)}"
-    index = packed(source, url, num_shards=7, seed=3, num_workers=1)
+    index = pack_dataset(source, url, num_shards=7, seed=3, num_workers=1)
     assert contents(url) == on_one_machine(source, tmp_path)
     assert "offsets.npz" in storage.RemotePath(url).sizes()
-    assert packed(source, url, num_shards=7, seed=3, num_workers=1) == index
+    assert pack_dataset(source, url, num_shards=7, seed=3, num_workers=1) == index
 
 
 ENVIRONMENTS: list[tuple[str, list[dict[str, str]]]] = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.format.index import Shard
-from pipelines.reading.division import ranges_of
+from pipelines.reading.division import divide_shards
 
 
 def shards_of(counts: list[int]) -> list[Shard]:
@@ -20,10 +20,10 @@ def shards_of(counts: list[int]) -> list[Shard]:
 def test_every_record_is_in_one_range(counts: list[int], num_pipelines: int) -> None:
     seen: Counter[tuple[str, int]] = Counter()
     for pipeline in range(num_pipelines):
-        for of_shard in ranges_of(shards_of(counts), num_pipelines, pipeline):
-            numbers = range(of_shard.start, of_shard.stop)
-            assert 0 < of_shard.num_records == len(numbers) <= of_shard.shard.num_records
-            seen.update((of_shard.shard.name, i) for i in numbers)
+        for shard_range in divide_shards(shards_of(counts), num_pipelines, pipeline):
+            numbers = range(shard_range.start, shard_range.stop)
+            assert 0 < shard_range.num_records == len(numbers) <= shard_range.shard.num_records
+            seen.update((shard_range.shard.name, i) for i in numbers)
     expected = {(str(f), i) for f, count in enumerate(counts) for i in range(count)}
     assert set(seen) == expected
     assert all(count == 1 for count in seen.values())
@@ -33,7 +33,10 @@ def test_every_record_is_in_one_range(counts: list[int], num_pipelines: int) -> 
 def test_even_shards_are_divided_evenly(num_records: int, num_shards: int, workers: int) -> None:
     counts = [len(range(i, num_records, num_shards)) for i in range(num_shards)]
     held = [
-        sum(of_shard.num_records for of_shard in ranges_of(shards_of(counts), workers, worker))
+        sum(
+            shard_range.num_records
+            for shard_range in divide_shards(shards_of(counts), workers, worker)
+        )
         for worker in range(workers)
     ]
     assert max(held) - min(held) <= 1
@@ -46,7 +49,7 @@ def test_divided_files_balance_uneven_pipelines(counts: list[int], workers: int)
     num_whole = len(counts) - len(counts) % workers
     whole = [sum(counts[worker:num_whole:workers]) for worker in range(workers)]
     held = [
-        sum(of_shard.num_records for of_shard in ranges_of(shards, workers, worker))
+        sum(shard_range.num_records for shard_range in divide_shards(shards, workers, worker))
         for worker in range(workers)
     ]
     for before, after in zip(whole, held, strict=True):
@@ -55,4 +58,4 @@ def test_divided_files_balance_uneven_pipelines(counts: list[int], workers: int)
 
 def test_invalid_pipeline_is_rejected() -> None:
     with pytest.raises(ValueError, match="pipeline: expected 0 to 1, got 2"):
-        ranges_of([], 2, 2)
+        divide_shards([], 2, 2)
