@@ -79,7 +79,7 @@ def test_changed_files_are_packed_again(tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", "cat", "dog")
     prepare(source, tmp_path)
     photos(source, "owl")
-    _class_folders._prepared.cache_clear()
+    _class_folders._prepare.cache_clear()
     assert prepare(source, tmp_path).classes == ("cat", "dog", "owl")
 
 
