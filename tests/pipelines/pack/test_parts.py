@@ -59,7 +59,7 @@ def test_finish_names_missing_parts(
     source: str, dest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert pack([source, dest, *OPTIONS, "--part", "1/2"]) == 0
-    assert "part 1/2 is complete" in capsys.readouterr().out
+    assert "Part 1/2 is complete" in capsys.readouterr().out
     assert not (storage.at(dest) / "index.json").is_file()
     assert pack([source, dest, *OPTIONS, "--finish"]) == 1
     message = "3 of 7 shards are missing, the first is data-00001-of-00007.tfrecord"
