@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -246,3 +247,36 @@ def test_divides_names_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.resolve(names, 1) == names[2:]
     with pytest.raises(DeviceError, match="cannot be divided over 2 processes"):
         devices.resolve(names[:3], 1)
+
+
+def memory(strategy: str) -> tuple[float, float]:
+    """Trains a large model; returns the megabytes by which this process grew, and of the model."""
+    import keras
+
+    import tfdist
+
+    def build() -> keras.Model:
+        layers = [keras.layers.Dense(3000, activation="relu") for _ in range(12)]
+        model = keras.Sequential([keras.Input((3000,)), *layers, keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def megabytes(key: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith(key)) / 1e3
+
+    before = megabytes("VmRSS")
+    trainer = tfdist.Trainer(build, strategy=strategy, devices=list(servers.devices(2)))
+    trainer.fit(np.zeros((8, 3000)), np.zeros((8, 1)), batch_size=8, verbose=0)
+    return megabytes("VmHWM") - before, trainer.model.count_params() * 4 / 1e6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ["pipeline", "sharded"])
+def test_training_process_does_not_hold_the_model(strategy: str) -> None:
+    pool = AnsweringPool(Layout(strategy, 1, via=""), answering)
+    try:
+        grown, size = asked(pool, memory, strategy)
+    finally:
+        pool.stop()
+    assert grown < 0.75 * size
