@@ -31,7 +31,8 @@ _SHARDED = ("optimizer", "gradients", "parameters")
 _SPLIT = ("tensor_parallel", "pipeline")
 _TIMEOUT_SECONDS = 900.0
 _ROWS, _STEPS = 8, 3
-#: Layers have a multiple of so many units: odd sizes get larger chunks from the allocator.
+#: Layers have a multiple of this number of units, because odd sizes get larger chunks from the
+#: allocator.
 _MULTIPLE = 64
 
 

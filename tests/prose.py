@@ -44,7 +44,19 @@ INSTEAD_OF = {
     r"what of a (training|run|model)": "a subject and a verb",
     r"(as|like) the numbers of one device": "same results as on one device",
     r"hands? (it |them )?over": "passes",
-    r"a cure\b|cures?\b (it|them|this)\b": "a fix",
+    r"cures?\b": "a fix",
+    r"of so many\b|(for|in) so long\b": "the number or the time",
+    r"gives? (it|the lock) back": "releases",
+    r"(?<!there )(is|are) no "
+    "(metric|number|flag|command|worker|recipe|checkpoint|report|process)s?\b": "is not a",
+    r"sign(s)? of life": "response, report",
+    r"held up the others|holds? up the others": "kept the others waiting",
+    r"looks? nowhere else": "searches nowhere else",
+    r"runs? on the chief alone": "runs only on the chief",
+    r"has another form|have another form": "is invalid",
+    r"(left|leave) (it|them) out\b": "remove, skip",
+    r"belongs to nobody|nobody (knows|waits|measures|calls)\b": "an active verb",
+    r"beside (the|its|their) (job|environment|file|gradients)": "in addition to, next to",
 }
 _PATTERN = re.compile("|".join(rf"(?P<t{n}>\b{p})" for n, p in enumerate(INSTEAD_OF)), re.I)
 _FILES = ("*.py", "*.md", "*.ipynb", "*.cfg", "*.toml", "Makefile")

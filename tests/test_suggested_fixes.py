@@ -111,7 +111,7 @@ UNKNOWN = TrainConfig(lr_rule="cosine"), TrainConfig(lr_rule="constant", warmup_
 FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     "optimizer of another trainer": (
         lambda: [fit(lambda: compiled_with(lambda: OPTIMIZER)) for _ in range(2)],
-        "create the optimizer inside build_model",
+        "Create the optimizer inside build_model",
         lambda: [fit(lambda: compiled_with(keras.optimizers.SGD)) for _ in range(2)],
     ),
     "overrides compile": (

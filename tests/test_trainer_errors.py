@@ -41,7 +41,7 @@ def test_unknown_strategy_lists_the_names() -> None:
 
 
 def test_option_of_another_strategy_raises() -> None:
-    with pytest.raises(ConfigurationError, match="'mirrored' takes no option 'parameter_device'"):
+    with pytest.raises(ConfigurationError, match="'mirrored' has no option 'parameter_device'"):
         tfdist.strategies.create("mirrored", 2, parameter_device="CPU:0")
 
 

@@ -16,7 +16,7 @@ from tfdist.errors import DataError, NonFiniteError
 
 @pytest.mark.parametrize("labels", [np.zeros((12, 2)), np.zeros((12, 5, 1))])
 def test_labels_of_wrong_shape_raise(labels: np.ndarray) -> None:
-    with pytest.raises(DataError, match="do not fit the model") as caught:
+    with pytest.raises(DataError, match="is incompatible with the model") as caught:
         fit(y=labels)
     assert str(labels.shape[1:])[1:-1].rstrip(",") in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 2
@@ -32,7 +32,7 @@ def test_label_out_of_range_raises() -> None:
     [
         (LABELS[:5], "Data cardinality is ambiguous"),
         (LABELS.astype("str"), "cannot be read: Invalid dtype"),
-        (None, "do not fit the model: .* y None"),
+        (None, "is incompatible with the model: .* y None"),
     ],
 )
 def test_invalid_labels_raise(labels: Any, message: str) -> None:

@@ -14,7 +14,7 @@ from tfdist.errors import ConfigurationError, UnsupportedModelError
 
 
 def test_fit_of_an_uncompiled_model_raises() -> None:
-    with pytest.raises(ConfigurationError, match=r"call model\.compile"):
+    with pytest.raises(ConfigurationError, match=r"Call model\.compile"):
         fit(network)
 
 

@@ -41,7 +41,7 @@ class TfdistError(Exception):
         ...     tfdist.Trainer(build_model, strategy="mirored")
         ... except tfdist.errors.TfdistError as error:
         ...     print(error)  # doctest: +ELLIPSIS
-        No strategy is called 'mirored'; choose one of ... Did you mean mirrored?
+        There is no strategy 'mirored'. Choose one of ... Did you mean mirrored?
 
     Attributes:
         exit_code: The exit code of a command that ends with this error.
@@ -87,7 +87,7 @@ class OutOfMemoryError(DeviceError):
 
 
 class DataError(TfdistError, ValueError):
-    """The data do not fit the model, the batch size or the number of replicas.
+    """The data is incompatible with the model, the batch size or the number of replicas.
 
     Example:
         >>> try:

@@ -277,7 +277,7 @@ def _parse_fill(given: Sequence[str]) -> dict[str, str]:
     """Parses `COLUMN=VALUE` texts to values by column.
 
     Raises:
-        DataError: A text has another form.
+        DataError: A text has an invalid format.
     """
     if wrong := [words for words in given if "=" not in words]:
         raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")

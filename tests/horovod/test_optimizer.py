@@ -65,7 +65,7 @@ def test_xla_is_disabled_with_a_warning(run: Run) -> None:
         ("twice", "This optimizer is already distributed"),
         ("subset_of_ranks", "To sum over fewer, call hvd.allreduce"),
         ("local_weights", "register_local_var is not supported: "),
-        ("in_the_trainer", "compile the model with the plain optimizer"),
+        ("in_the_trainer", "Compile the model with the plain optimizer"),
         ("passes_of_a_built_optimizer", "Set the number when you create the optimizer"),
     ],
 )

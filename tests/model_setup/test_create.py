@@ -278,7 +278,7 @@ def test_rebuilds_models_with_distributed_variables(strategy: Mirrored) -> None:
         model = create.create(lambda: build(optimizer), strategy)
     assert model.optimizer is not optimizer
     assert model.optimizer.get_config()["momentum"] == 0.9
-    with pytest.warns(UserWarning, match="outside the strategy's scope: it is rebuilt"):
+    with pytest.warns(UserWarning, match="outside the strategy's scope. It is rebuilt"):
         rebuilt = create.create(lambda: distributed, strategy)
     assert_same_weights(rebuilt, distributed)
     assert all(strategy.owns(v.value) for v in rebuilt.variables + model.optimizer.variables)
@@ -298,14 +298,14 @@ def test_xla_is_used_only_on_request(strategy: Mirrored, monkeypatch: pytest.Mon
 def test_optimizer_built_for_other_weights_raises(strategy: Mirrored) -> None:
     optimizer = keras.optimizers.SGD(0.1)
     build(optimizer).fit(**FIT)
-    with pytest.raises(ConfigurationError, match="create the optimizer inside build_model"):
+    with pytest.raises(ConfigurationError, match="Create the optimizer inside build_model"):
         create.create(lambda: build(optimizer), strategy)
 
 
 def test_optimizer_inside_a_loss_scale_belongs_to_one_trainer() -> None:
     optimizer = keras.optimizers.SGD(0.1)
     first = mirrored(lambda: build(optimizer), precision="float16")
-    with pytest.raises(ConfigurationError, match="already belongs to another model or Trainer"):
+    with pytest.raises(ConfigurationError, match="is already used by another model or Trainer"):
         mirrored(lambda: build(optimizer), precision="float16")
     assert first.model.compute_dtype == "float16"
 

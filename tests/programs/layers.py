@@ -226,7 +226,7 @@ def augmenting_at_rest() -> keras.Model:
             layers.GaussianDropout(0.3),
             layers.GaussianNoise(0.3),
         ),
-        rate=0.0002,  # the sum of so many branches has a steep loss
+        rate=0.0002,  # the sum of many branches has a steep loss
     )
 
 

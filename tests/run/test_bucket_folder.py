@@ -95,7 +95,7 @@ def test_run_in_a_bucket_is_complete_and_can_be_listed(
 
     capsys.readouterr()
     assert train.main(flags) == 1
-    assert f"{url}/a already has a run" in capsys.readouterr().err
+    assert f"{url}/a already contains a run" in capsys.readouterr().err
     assert root.sizes() == written
 
     assert train.main([*FLAGS, f"--evaluate={url}/a/model.keras"]) == 0

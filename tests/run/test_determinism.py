@@ -91,7 +91,7 @@ def test_asynchronous_strategy_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = SimpleNamespace(repeatable=False, name="servers")
     monkeypatch.setattr(strategies, "create", lambda *args, **options: strategy)
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
-    with pytest.raises(ConfigurationError, match="workers of servers apply their steps in an"):
+    with pytest.raises(ConfigurationError, match="workers of servers apply their updates in an"):
         from_config.make_strategy(TrainConfig(deterministic=True))
 
 

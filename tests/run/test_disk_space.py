@@ -94,7 +94,7 @@ def test_model_is_saved_elsewhere_if_the_disk_is_full(
     flags = ["--recipe=recipes._template", "--limit-steps=3", "--epochs=1", "--verbose=0"]
     assert train.main([*flags, f"--run-dir={run}"]) == 1
     message = capsys.readouterr().err
-    assert f"error: {run}: not all could be written: No space left on device. The" in message
+    assert f"error: {run}: some files could not be written: No space left on device. The" in message
     (saved,) = tmp_path.glob("tfdist-*/model.keras")
     assert f"The model after 3 steps is {saved}." in message
     assert int(keras.saving.load_model(saved).optimizer.iterations) == 3

@@ -147,7 +147,7 @@ def test_arguments_of_the_model_are_hyperparameters(recipe: ModuleType) -> None:
     other = parse("--model", "resnet18", "--set=width=3", "--set=depth=2").set
     assert (other["width"], other["stem"], other["depth"]) == (3, "small", 2)
     assert "dropout" not in other
-    with pytest.raises(ConfigurationError, match="--set width: there is no such hyperparameter"):
+    with pytest.raises(ConfigurationError, match="--set width: unknown hyperparameter"):
         parse("--set=width=3")
     with pytest.raises(ConfigurationError, match=r"got 'resnet'\. Did you mean"):
         parse("--model", "resnet")
@@ -156,7 +156,7 @@ def test_arguments_of_the_model_are_hyperparameters(recipe: ModuleType) -> None:
 def test_hyperparameter_of_a_recipe_without_any_raises(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("seed: 1\nset:\n  depth: 50\n")
-    with pytest.raises(ConfigurationError, match="line 3: depth: there is no such hyperparameter"):
+    with pytest.raises(ConfigurationError, match="line 3: depth: unknown hyperparameter"):
         parse(f"--config={path}")
 
 
@@ -205,7 +205,7 @@ def test_print_config_can_be_read_back(
         (["--strategy", "miror"], "got 'miror'. Did you mean mirrored?"),
         (["--config", "nowhere.yaml"], "--config nowhere.yaml: No such file"),
         (["--config"], "--config: expected one argument"),
-        (["--recipe", "nothing"], "No recipe is called 'nothing'"),
+        (["--recipe", "nothing"], "There is no recipe 'nothing'"),
         (["--recipe", "digit"], "Did you mean digits?"),
         (["--recipe", "imagefolder"], "Did you mean image_folder?"),
         (["--recipe", "resnet50"], "Did you mean imagenet_resnet50?"),
@@ -225,7 +225,7 @@ def test_invalid_flags_raise(arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"# hm\nepocs: 3", ", line 2: epocs: there is no such field. Did you mean epochs?"),
+        (b"# hm\nepocs: 3", ", line 2: epocs: unknown field. Did you mean epochs?"),
         (b"seed: 1\nepochs: [3]", ", line 2: epochs: expected a valid integer, got [3]"),
         (b"strategy: towrs", ", line 1: strategy: expected 'one_device', 'mirrored', "),
         (b"a: [b", ", line 1: invalid YAML: expected ',' or ']'"),
@@ -252,7 +252,7 @@ def test_invalid_file_raises(tmp_path: Path, text: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("defaults", "message"),
     [
-        ({"epocs": 3}, "DEFAULTS: epocs: there is no such field. Did you mean epochs?"),
+        ({"epocs": 3}, "DEFAULTS: epocs: unknown field. Did you mean epochs?"),
         ({"epochs": "x"}, "DEFAULTS: epochs: expected a valid integer"),
         ([1], "expected DEFAULTS like {'epochs': 3}, got [1]"),
     ],

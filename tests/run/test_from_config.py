@@ -46,7 +46,7 @@ def test_batches_are_accepted(data: tf.data.Dataset) -> None:
         (None, "got NoneType: return one, say"),
         (ROWS, "got tuple: return one, say"),
         (DATASET, r"batches of 8 rows, got elements of the shapes \(4,\), \(1,\)"),
-        (DATASET.map(lambda x, y: (x, y[0])), r"shapes \(4,\), \(\): end it with .batch"),
+        (DATASET.map(lambda x, y: (x, y[0])), r"shapes \(4,\), \(\)\. Add .batch"),
         (DATASET.batch(4).prefetch(1), "batches of 8 rows, got batches of 4: end it"),
         (DATASET.batch(16, drop_remainder=True), r"of 8 rows, got .* \(16, 4\), \(16, 1\)"),
     ],
@@ -80,7 +80,9 @@ def rows_that_end() -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def test_error_in_a_generator_names_its_line() -> None:
     signature = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
     data = tf.data.Dataset.from_generator(rows_that_end, output_signature=signature).batch(1)
-    with pytest.raises(DataError, match="cannot be computed: KeyError: 'no more rows'") as error:
+    with pytest.raises(
+        DataError, match="Computing a batch failed: KeyError: 'no more rows'"
+    ) as error:
         Trainer(build, "one_device").fit(data, verbose=0)
     _, *frames = str(error.value).splitlines()
     assert frames[0].startswith(f'  File "{__file__}", line ')

@@ -33,7 +33,7 @@ def test_table_shows_what_runs_instead_of_the_options() -> None:
     config = TrainConfig(learning_rate=0.5, lr_rule="cosine")
     found = what_runs(config, BATCHES, unread=["learning_rate", "lr_rule"])
     assert found["optimizer"] == "SGD, learning rate 0.01"
-    assert found["of no effect"] == "learning_rate, lr_rule: the recipe does not read them"
+    assert found["no effect"] == "learning_rate, lr_rule: the recipe does not read them"
     assert found["global batch"] == "64"
     assert found["per-replica batch"] == "21 or 22"
     assert found["steps per epoch"] == "2"
@@ -57,7 +57,7 @@ def test_batch_size_of_data_of_unknown_size() -> None:
     data = tf.data.Dataset.range(100).batch(64).filter(lambda row: True).map(lambda row: row)
     found = what_runs(TrainConfig(), data)
     assert found["global batch"] == "64 (the first batch)"
-    assert found["steps per epoch"] == "unknown until the first has ended"
+    assert found["steps per epoch"] == "unknown until the end of the first epoch"
     of_others = tf.data.Dataset.range(100).batch(48).map(lambda row: row[: tf.size(row)])
     found = what_runs(TrainConfig(), of_others)
     assert found["global batch"] == "48 (the first batch); batch_size is 64"
@@ -97,5 +97,5 @@ def test_summary_shows_last_and_best(capsys: pytest.CaptureFixture[str]) -> None
 def test_summary_of_a_run_stopped_in_its_first_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     reports.summary({}, 1.0, STATS, "here", stopped="by an interrupt", has_checkpoints=True)
     shown = capsys.readouterr().out
-    assert "model.keras holds the last state" in shown
+    assert "model.keras has the latest weights" in shown
     assert "--run-dir here --resume auto" in shown

@@ -56,7 +56,7 @@ def test_option_of_another_strategy_fails(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert train.main(["--all-reduce", "nccl"]) == 1
-    assert "error: strategy 'one_device' takes no option 'all_reduce'" in capsys.readouterr().err
+    assert "error: strategy 'one_device' has no option 'all_reduce'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -68,7 +68,7 @@ def test_only_gradients_are_cast_to_the_wire_dtype(compression: str, dtype: tf.D
         ("horovod", {"compression": "bf16"}, "use compression='fp16'"),
         ("horovod", {"bucket_mb": 0}, "expected megabytes above 0, 'auto' or 'all'"),
         ("multi_worker", {"bucket_mb": "none"}, "expected megabytes above 0, 'auto' or 'all'"),
-        ("mirrored", {"bucket_mb": 4}, "leave it out"),
+        ("mirrored", {"bucket_mb": 4}, "Remove it"),
     ],
 )
 def test_invalid_bucket_options_are_refused(name: str, options: Any, message: str) -> None:

@@ -62,7 +62,7 @@ def test_invalid_meshes_raise(mesh: str, group: str, processes: int, message: st
 def test_mesh_implies_strategy_and_devices() -> None:
     made = strategies.create(None, mesh={"pipeline": 2}, micro_batches=2)
     assert (made.name, len(made.devices)) == ("pipeline", 2)
-    with pytest.raises(ConfigurationError, match="computed by strategy 'mirrored', but"):
+    with pytest.raises(ConfigurationError, match="implies strategy 'mirrored', but"):
         strategies.create("towers", mesh="data=2")
     with pytest.raises(ConfigurationError, match="has 2 devices in each process"):
         strategies.create(None, 3, mesh="data=2")

@@ -137,7 +137,7 @@ def split(address: str) -> tuple[str, int]:
     """Splits `"host:port"`. An IPv6 host is in brackets.
 
     Raises:
-        ClusterError: The text has another form.
+        ClusterError: The address is invalid.
     """
     host, colon, port = address.rpartition(":")
     if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):

@@ -1,6 +1,6 @@
-"""Builds what a model still lacks once the shapes of the data are known.
+"""Builds the missing parts of a model when the shapes of the data are known.
 
-Errors of Keras and TensorFlow become messages of two lines with the cause and the cure.
+Errors of Keras and TensorFlow are converted to messages of two lines with cause and fix.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tfdist.upstream import keras_model, keras_optimizers
 
 
 def check_trainable(model: keras.Model) -> None:
-    """Checks that a model has what a step needs.
+    """Checks that a model is compiled and can be trained.
 
     Raises:
         ConfigurationError: The model is not compiled.
@@ -27,7 +27,7 @@ def check_trainable(model: keras.Model) -> None:
     has_custom_step = steps != (keras.Model.train_step, keras.Model.test_step)
     if not model.compiled or (model.optimizer is None and not has_custom_step):
         raise ConfigurationError(
-            "The model is not compiled: call model.compile(optimizer=..., loss=...) inside "
+            "The model is not compiled. Call model.compile(optimizer=..., loss=...) inside "
             "build_model."
         )
 
@@ -44,7 +44,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         UnsupportedModelError: The model cannot be built from shapes.
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
-    # A model without a call of its own is never built: its custom step calls its layers.
+    # A model that does not override `call` is never built. Its custom step calls its layers.
     has_call = type(model).call is not keras.Model.call
     layers = keras_model.flatten_layers(model)
     if all(layer.built for layer in layers if has_call or layer is not model):
@@ -65,7 +65,7 @@ def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
-        DataError: The data do not fit the loss or the metrics.
+        DataError: The data is incompatible with the loss or the metrics.
         OutOfMemoryError: The optimizer's state does not fit into the device's memory.
     """
     build_weights(model, strategy, element_spec)
@@ -83,24 +83,24 @@ def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any
 
 
 def mismatch_message(model: keras.Model, element_spec: Any, error: Exception) -> str:
-    """Returns two lines that say how data and model do not fit together."""
+    """Returns the message for data that is incompatible with the model."""
     if isinstance(error, tf.errors.OpError):  # a label out of range, a corrupt file, ...
-        return f"A batch cannot be computed: {root_cause(error)}{_user_traceback(error)}"
+        return f"Computing a batch failed: {root_cause(error)}{_user_traceback(error)}"
     x, y, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     outputs = getattr(model, "output_shape", "of unknown shape")
     return (
-        f"The data do not fit the model: x {shapes(x)}, y {shapes(y)}, outputs {outputs}; "
-        f"{root_cause(error)}\n"
+        f"The data is incompatible with the model: x {shapes(x)}, y {shapes(y)}, outputs "
+        f"{outputs}; {root_cause(error)}\n"
         "Check the shapes of the inputs against the model, and of the labels against the loss."
     )
 
 
 def out_of_memory_message(error: Exception) -> str:
-    """Returns two lines that say that memory ran out, and what needs less of it."""
+    """Returns the message for a lack of memory, with options that need less."""
     return (
         f"out of memory: {root_cause(error)}\n"
-        "Use a smaller --batch-size, --accumulate 2 (the same results in two rounds), more "
-        "devices, --precision mixed_bfloat16, or, if weights fill the memory, --strategy sharded."
+        "Use a smaller --batch-size, --accumulate 2 (two micro-batches, same results), more "
+        "devices, --precision mixed_bfloat16, or, if the weights are too large, --strategy sharded."
     )
 
 
@@ -116,7 +116,7 @@ def shapes(structure: Any) -> Any:
 
 
 def root_cause(error: Exception) -> str:
-    """Returns the line of an error of Keras or TensorFlow that says what went wrong."""
+    """Returns the line of an error of Keras or TensorFlow with its cause."""
     text = re.sub(r"\x1b\[\d+m|Exception encountered when calling .*", "", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # An error while a graph runs has its cause right before the name of the node.

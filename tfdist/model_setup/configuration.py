@@ -35,7 +35,7 @@ _LONG_LIST = 100
 
 
 def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
-    """Returns what determines the training of a model on a worker.
+    """Returns the settings that determine training on a worker.
 
     Args:
         model: The model.
@@ -101,7 +101,7 @@ def _numbers_of_layers(model: keras.Model) -> dict[str, str]:
 
 
 def _architecture(model: keras.Model) -> Any:
-    """Returns what is known of a model's layers and how they are connected."""
+    """Returns a description of a model's layers and connections."""
     layers = [] if _is_of_library(type(model)) else keras_model.flatten_layers(model)[1:]
     return [model, *layers]
 
@@ -141,7 +141,7 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
     if callable(config):
         try:
             return described | {"config": plain(config())}
-        except Exception:  # of user code, which training does not need
+        except Exception:  # raised by user code that training does not call
             return described
     return described
 
@@ -185,7 +185,7 @@ def _code_of_function(function: types.FunctionType, depth: int = 3) -> str:
 
 
 def _code(code: types.CodeType) -> str:
-    """Returns a digest of what code does, without the place where it is written."""
+    """Returns a digest of code, without its file and line numbers."""
     constants = [
         _code(constant) if isinstance(constant, types.CodeType) else _constant(constant)
         for constant in code.co_consts

@@ -1,4 +1,4 @@
-"""Creates the model in the strategy's scope, and adopts what a later `compile` adds to it."""
+"""Creates the model in the strategy's scope, and handles later calls of `compile`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _create(
     if isinstance(source, keras.Model):
         if policy is not None:
             raise ConfigurationError(
-                f"precision={policy!r} cannot be applied to a model that is already built: pass "
+                f"precision={policy!r} cannot be applied to a model that is already built. Pass "
                 "the function that builds it, or build it with that dtype policy."
             )
         with strategy.scope(), _unchanged_random_state():
@@ -79,8 +79,8 @@ def _create(
             )
         if not all(strategy.owns(v.value) for v in model.variables):
             warnings.warn(
-                "build_model returned a model that was built outside the strategy's scope: it is "
-                "rebuilt inside, with its weights.",
+                "build_model returned a model that was built outside the strategy's scope. It is "
+                "rebuilt in the scope, with its weights.",
                 stacklevel=4,
             )
             with strategy.scope(), _unchanged_random_state():
@@ -95,7 +95,7 @@ def adopt(
     policy: str | None,
     loss_scale: precision.LossScale | None,
 ) -> None:
-    """Moves what `compile` added into the strategy's scope: after `create`, or a later `compile`.
+    """Moves optimizer and metrics of `compile` into the strategy's scope.
 
     An optimizer or metrics that were created outside the scope are created again inside.
 
@@ -115,8 +115,8 @@ def adopt(
         state = model.optimizer.variables + model.metrics_variables
         if not all(strategy.owns(v.value) for v in state):
             warnings.warn(
-                "The model was compiled outside the strategy's scope: its optimizer and metrics "
-                "are created again inside, as trainer.model.optimizer and .metrics.",
+                "The model was compiled outside the strategy's scope. Its optimizer and metrics "
+                "are created again in the scope, as trainer.model.optimizer and .metrics.",
                 stacklevel=4,
             )
             compile_like(model, model)
@@ -124,12 +124,12 @@ def adopt(
 
 
 def _claim_optimizer(model: keras.Model) -> None:
-    """Refuses an optimizer of another model, because its state belongs to that model's weights."""
+    """Raises an error for the optimizer of another model, whose state is for other weights."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if "_tfdist_exchange" in vars(optimizer):
         raise ConfigurationError(
             "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer synchronizes "
-            "gradients itself: compile the model with the plain optimizer."
+            "gradients itself. Compile the model with the plain optimizer."
         )
     owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
     known = (
@@ -138,8 +138,8 @@ def _claim_optimizer(model: keras.Model) -> None:
     fits = known is None or all(id(v) in known for v in model.trainable_variables)
     if owner not in (None, model) or not fits:
         raise ConfigurationError(
-            "The model's optimizer already belongs to another model or Trainer, with the state for "
-            "its weights: create the optimizer inside build_model."
+            "The model's optimizer is already used by another model or Trainer, and has state for "
+            "its weights. Create the optimizer inside build_model."
         )
     optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)
 

@@ -92,7 +92,7 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
     """
     if type(model).compile is not keras.Model.compile:
         raise UnsupportedModelError(
-            f"{type(model).__name__} overrides compile, whose arguments cannot be recovered: pass "
+            f"{type(model).__name__} overrides compile, whose arguments cannot be recovered. Pass "
             "a function that builds and compiles it instead of the model."
         )
 
@@ -125,7 +125,7 @@ def _copy_state(
     known = keras_optimizers.weights_known_to(optimizer)
     if any(id(weight) not in copies for weight in known):
         raise ConfigurationError(
-            "The model's optimizer was built for weights that the model does not have: compile it "
+            "The model's optimizer was built for weights that the model does not have. Compile it "
             "with a new one."
         )
     copied.build([copies[id(weight)] for weight in known])
@@ -133,7 +133,7 @@ def _copy_state(
 
 
 def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
-    """Copies the state of a preprocessing layer after `adapt`, also what is not a variable."""
+    """Copies the state of a preprocessing layer after `adapt`, including non-variables."""
     if hasattr(layer, "adapt"):
         store: dict[str, Any] = {}
         layer.save_own_variables(store)

@@ -145,7 +145,7 @@ def read(path: str) -> Profile:
     """Reads a profile that `write` wrote.
 
     Raises:
-        ConfigurationError: The file does not exist or has another format.
+        ConfigurationError: The file does not exist or has an invalid format.
     """
     try:
         found = Profile(**json.loads(Path(path).read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""Checks and limits the data sets of a recipe."""
+"""Checks and limits the datasets of a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _NUM_REPEATED = 4  # batches of `repeated`
 
-#: Stateful operations: a number depends on how many were drawn before, in any thread.
+#: Stateful operations, whose results depend on earlier calls in any thread.
 _STATEFUL = frozenset(
     {
         "Multinomial",
@@ -63,24 +63,24 @@ def check_batches(data: Any, function: str, batch_size: int | None) -> None:
     """
     if not isinstance(data, tf.data.Dataset):
         raise DataError(
-            f"{function}: expected a tf.data.Dataset of batches, got {type(data).__name__}: return "
-            "one, say tf.data.Dataset.from_tensor_slices((x, y)).batch(config.batch_size)."
+            f"{function}: expected a tf.data.Dataset of batches, got {type(data).__name__}. Return "
+            "a dataset such as tf.data.Dataset.from_tensor_slices((x, y)).batch(config.batch_size)."
         )
     shapes, rows = _shapes(data), _static_rows(data)
     if 0 in rows or len(rows) > 1 or (batch_size and rows - {batch_size}):
         raise DataError(
             f"{function}: expected batches of {batch_size or 'any number of'} rows, got elements "
-            f"of the shapes {', '.join(map(str, shapes))}: end it with .batch(config.batch_size)."
+            f"of the shapes {', '.join(map(str, shapes))}. Add .batch(config.batch_size)."
         )
     if batch_size and num_rows(data) not in (None, batch_size):
         raise DataError(
-            f"{function}: expected batches of {batch_size} rows, got batches of {num_rows(data)}: "
-            "end it with .batch(config.batch_size)."
+            f"{function}: expected batches of {batch_size} rows, got batches of {num_rows(data)}. "
+            "Use .batch(config.batch_size)."
         )
 
 
 def check_repeatable(data: tf.data.Dataset, function: str) -> None:
-    """Checks that a data set draws no random numbers from state that threads share.
+    """Checks that a dataset does not use random operations with state that threads share.
 
     In a parallel `interleave`, the order in which threads draw differs between runs, even with
     deterministic operations.
@@ -102,9 +102,9 @@ def check_repeatable(data: tf.data.Dataset, function: str) -> None:
     nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
     if stateful := sorted({node.op for node in nodes} & _STATEFUL):
         raise DataError(
-            f"--deterministic: {function} uses {', '.join(stateful)}, whose numbers depend on how "
-            "many other threads have drawn. Use tf.random.stateless_* with a seed of each record, "
-            "such as the one that pipelines.read passes to augment_fn."
+            f"--deterministic: {function} uses {', '.join(stateful)}, whose results depend on the "
+            "order of threads. Use tf.random.stateless_* with a seed per record, such as the one "
+            "that pipelines.read passes to augment_fn."
         )
 
 
@@ -131,12 +131,12 @@ def num_rows_of_first(data: tf.data.Dataset) -> int | None:
                 if any(map(batches.has_rows, tf.nest.flatten(batch))):
                     return int(batches.num_rows(batch))
     except tf.errors.OpError:
-        pass  # The training reports what is wrong with the data.
+        pass  # training raises an error with a better message
     return None
 
 
 def limited(config: TrainConfig, data: tf.data.Dataset, validation: Any) -> tuple[Any, Any]:
-    """Returns the data of training and validation, limited as the configuration says.
+    """Returns the data of training and validation, limited as configured.
 
     Args:
         config: `limit_steps` takes the first batches of each epoch, which shuffling changes;
@@ -157,7 +157,7 @@ def limited(config: TrainConfig, data: tf.data.Dataset, validation: Any) -> tupl
 
 
 def repeated(data: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the first batches of a data set again and again, from memory, for as many steps."""
+    """Returns a dataset of equal length that repeats the first batches from memory."""
     steps = int(data.cardinality())
     first = _first_batches(data, min(steps, _NUM_REPEATED) if steps > 0 else _NUM_REPEATED)
     return first.repeat().take(steps) if steps > 0 else first
@@ -173,7 +173,7 @@ def describe_limit(config: TrainConfig) -> dict[str, str]:
 
 
 def _first_batches(data: tf.data.Dataset, number: int) -> tf.data.Dataset:
-    """Returns the first batches from memory; `cache` would change them until its first end."""
+    """Returns the first batches from memory. `cache` would reread them until its first end."""
     first = list(itertools.islice(data, number))
     if len(first) < number:
         raise DataError(

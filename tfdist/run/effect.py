@@ -1,4 +1,4 @@
-"""Finds fields that would have no effect in a run; setting one is an error."""
+"""Finds fields that would have no effect in a run. Setting such a field is an error."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Watched:
             raise ConfigurationError(
                 f"{name}={getattr(self._config, name)} has no effect: recipe "
                 f"{self._config.recipe!r} does not read config.{name}"
-                f"{f' without {other}' if other else ''}: leave it out, or "
+                f"{f' without {other}' if other else ''}. Remove it, or "
                 f"{f'set {other}' if other else 'read it in build_model'}."
             )
         return [name for name in unread if name in OF_RECIPES]
@@ -94,7 +94,7 @@ def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> Non
     names = [name for name, (is_idle, _) in idle.items() if is_idle]
     for name in _asked_for(names, config, recipe):
         raise ConfigurationError(
-            f"{name}={getattr(config, name)} has no effect {idle[name][1]}: leave it out."
+            f"{name}={getattr(config, name)} has no effect {idle[name][1]}. Remove it."
         )
 
 

@@ -26,7 +26,7 @@ from tfdist.run import saved_model
 
 Model = TypeVar("Model", bound=BaseModel)
 
-#: A message about an unknown field lists the fields if there are at most so many.
+#: A message about an unknown field lists all fields if there are at most this many.
 _MOST_FIELDS = 20
 #: Flags that are not fields; their action runs at once.
 _ACTIONS: dict[str, dict[str, Any]] = {
@@ -152,8 +152,8 @@ def checked(model: type[Model], settings: Layer, what: str) -> Model:
             fields = model.model_fields
             hint = did_you_mean(name, fields)
             if not hint and len(fields) <= _MOST_FIELDS:
-                hint = f" Choose one of {', '.join(fields)}." if fields else " It has none."
-            raise ConfigurationError(f"{setting.place}: there is no such {what}.{hint}")
+                hint = f" Choose one of {', '.join(fields)}." if fields else " There are none."
+            raise ConfigurationError(f"{setting.place}: unknown {what}.{hint}")
     try:
         return model(**{name: setting.value for name, setting in settings.items()})
     except ValidationError as error:
@@ -170,7 +170,7 @@ def _parser(program: str, description: str) -> ArgumentParser:
         action="append",
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help="YAML file of fields; flags override it, and later files earlier ones",
+        help="YAML file with fields; flags override files, and later files override earlier ones",
     )
     for flag, options in _ACTIONS.items():
         parser.add_argument(flag, default=argparse.SUPPRESS, **options)
@@ -194,7 +194,7 @@ def add_flag(group: Any, name: str, field: FieldInfo) -> None:
     names = map(flag, (name, *former_names(name, field)))
     action = group.add_argument(*names, help=field.description, **extra)
     words = recipes.names() if name == "recipe" else _words(field.annotation)
-    if words:  # for argcomplete, which looks for files otherwise
+    if words:  # for argcomplete, which otherwise completes file names
         action.completer = lambda **_: words
 
 
@@ -245,7 +245,7 @@ def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
     """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML.
 
     Raises:
-        ConfigurationError: A flag has another form.
+        ConfigurationError: A flag has an invalid format.
     """
     found: dict[str, Setting] = {}
     for word in words:

@@ -52,7 +52,7 @@ _OTHER_BYTES = 2**20  # of metrics, curves and TensorBoard's events
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _GIT_SECONDS = 10.0
 
-#: Fields that may differ when a run is resumed: they do not change what is computed.
+#: Fields that may differ when a run is resumed, because they do not change the results.
 _MAY_DIFFER = (
     {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
     | {"run_dir", "read_ahead", "cache_dir", "verbose", "accumulate", "remat", "steps_per_call"}
@@ -105,7 +105,7 @@ class RunFolder:
         what_runs: Mapping[str, str],
         comes_from: Mapping[str, Any] = MappingProxyType({}),
     ) -> RunFolder:
-        """Creates and locks a folder; never one with another run's results.
+        """Creates and locks a folder. Refuses a folder with the results of another run.
 
         Args:
             config: `run_dir` names the folder; without it, a new folder under `runs/` is named
@@ -166,7 +166,7 @@ class RunFolder:
         return self.path / "logs" / f"rank-{rank}.log"
 
     def discard(self) -> None:
-        """Removes what `create` has created, for a run that failed before its first step."""
+        """Removes the files that `create` created, after a failure before the first step."""
         if self._mirror is not None:
             self._mirror.discard()
         self.close()
@@ -178,7 +178,7 @@ class RunFolder:
             elif path.is_dir():
                 try:
                     path.rmdir()
-                except OSError:  # another run has used it meanwhile
+                except OSError:  # another run is using it
                     break
 
     def start_uploads(self) -> None:
@@ -196,7 +196,7 @@ class RunFolder:
             self._mirror.upload()
 
     def finish(self) -> None:
-        """Uploads what has not been uploaded, at the end of a run, on every worker.
+        """Uploads the remaining files at the end of a run, on every worker.
 
         Raises:
             ConfigurationError: A file cannot be uploaded.
@@ -245,7 +245,7 @@ class RunFolder:
 
     @classmethod
     def _new(cls, config: TrainConfig) -> RunFolder:
-        """Creates a folder under `runs/`; two runs that start in the same second get two."""
+        """Creates a folder in `runs/`. Runs that start in the same second get different folders."""
         name = f"{Path(config.recipe).stem}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
         Path("runs").mkdir(exist_ok=True)
         number = 1
@@ -279,7 +279,7 @@ class RunFolder:
         return self.model.exists()
 
     def _prepare(self, resume: str) -> None:
-        """Checks that no results would be lost, and removes those of a run that starts again.
+        """Checks that no results would be overwritten, and removes those of a run that restarts.
 
         Raises:
             ConfigurationError: The folder has another run's results.
@@ -288,7 +288,7 @@ class RunFolder:
 
         has_model = self._has_model()
         if not has_model:
-            if resume == "auto":  # killed before its first checkpoint: all its epochs are repeated
+            if resume == "auto":  # killed before its first checkpoint, so it restarts
                 for name in _METRICS:
                     (self.path / name).unlink(missing_ok=True)
             elif resume == "never" and store_at(self.checkpoints).all_damaged():
@@ -297,7 +297,7 @@ class RunFolder:
                         (self.path / name).rename(self.path / f"damaged-{name}")
         if self.metrics.exists() or has_model:
             raise ConfigurationError(
-                f"{self.location} already has a run, which would be overwritten: use another "
+                f"{self.location} already contains a run, which would be overwritten. Use another "
                 "folder with --run-dir, resume the run with --resume auto, or remove it."
             )
 
@@ -307,7 +307,7 @@ class RunFolder:
 
 
 def probe_space(path: Path, model: Any) -> None:
-    """Checks that a folder's disk has the space that a run needs, by allocating it briefly.
+    """Checks that a folder's disk has enough space for a run, by allocating it temporarily.
 
     Args:
         path: The folder.
@@ -346,7 +346,7 @@ def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
     try:
         with replacing(path) as file:
             model.save(file)
-    except Exception as error:  # The system, h5py and zipfile each raise their own.
+    except Exception as error:  # the system, h5py and zipfile raise different errors
         for place in (Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path("/dev/shm")):
             try:
                 elsewhere = Path(tempfile.mkdtemp(prefix="tfdist-", dir=place)) / path.name
@@ -360,7 +360,7 @@ def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
 
 
 def provenance(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str, Any]:
-    """Returns what is needed to reproduce a run, besides the software.
+    """Returns the information, besides the software, to reproduce a run.
 
     Args:
         config: Configuration of the run.
@@ -453,7 +453,7 @@ def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
         return False
     if other := _difference(config, folder.path):
         raise ConfigurationError(
-            f"{folder.location} was started with {other}: use the same options, or another folder "
+            f"{folder.location} was started with {other}. Use the same options, or another folder "
             "with --run-dir."
         )
     return True
@@ -478,18 +478,18 @@ def _checked_location(location: str) -> str:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Raises errors of writing the folder with what to do about them."""
+    """Converts errors of writing the folder to a ConfigurationError with a fix."""
     try:
         yield
     except OSError as error:
         raise ConfigurationError(
-            f"The run folder and a model in it cannot be written: {error}. Free some space, or "
+            f"Cannot write the run folder: {error}. Free some space, or "
             "use another folder with --run-dir."
         ) from error
 
 
 def _has_ended(checkpoints: Path) -> bool:
-    """Returns whether the newest intact checkpoint of a run is that of its end.
+    """Returns whether the newest intact checkpoint of a run is from its end.
 
     A run whose checkpoints are all damaged has not: resuming it reports the damage.
     """
@@ -507,7 +507,7 @@ def _has_ended(checkpoints: Path) -> bool:
 
 
 def _difference(config: TrainConfig, folder: Path) -> str:
-    """Returns the first field that would change what is computed; empty if there is none."""
+    """Returns the first different field that changes the results; empty if there is none."""
     try:
         saved: Any = yaml.safe_load((folder / CONFIG).read_text())
     except (OSError, yaml.YAMLError, RecursionError):

@@ -1,4 +1,4 @@
-"""Creates what a configuration describes: strategy, data, trainer, and the arguments of `fit`."""
+"""Creates strategy, data, trainer, and the arguments of `fit` from a configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
     if config.workers or config.rank is not None:
         cluster.use(cluster.discover(workers=config.workers or (), rank=config.rank))
     if config.deterministic:
-        # An operation without a deterministic version raises an error from here on.
+        # From now on, operations without a deterministic implementation raise an error.
         tf.config.experimental.enable_op_determinism()
     if config.memory != "grow":
         devices.limit_memory(config.memory)
@@ -46,7 +46,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
     strategy = strategies.create(config.strategy, config.devices, mesh=config.mesh, **options)
     if config.deterministic and not strategy.repeatable:
         raise ConfigurationError(
-            f"--deterministic: the workers of {strategy.name} apply their steps in an order that "
+            f"--deterministic: workers of {strategy.name} apply their updates in an order that "
             "differs between runs. Use another strategy."
         )
     check_batch_size(config.batch_size, strategy)  # a data set does not know its batch size
@@ -70,7 +70,7 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
         if not Path(str(error.filename)).is_relative_to(config.data_dir):
             raise  # an error of the recipe, with its traceback
         raise DataError(
-            f"{error.filename}: {error.strerror}: name another folder with --data-dir."
+            f"{error.filename}: {error.strerror}. Choose another folder with --data-dir."
         ) from None
     datasets.check_batches(data, "train_data", config.batch_size)
     if not watched.has_read("data") and config.data == data_sets.SYNTHETIC:
@@ -127,7 +127,7 @@ def make_checkpoints(
         if config.resume != "never":
             raise ConfigurationError(
                 f"--resume {config.resume} needs checkpoints, but --checkpoint-every never "
-                "saves none: omit one of the two."
+                "saves none. Remove one of the two flags."
             )
         return None
     return Checkpoints(

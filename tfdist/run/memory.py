@@ -1,4 +1,4 @@
-"""Warns before a training that cannot fit into the memory of its host."""
+"""Warns if training will not fit into the memory of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def shortage(config: TrainConfig, model: Any, strategy: Strategy) -> str:
-    """Returns a warning if a training needs more memory than there is; empty if it may fit.
+    """Returns a warning if training needs more memory than available; empty if it may fit.
 
     The estimate costs no computation and is a lower bound: one copy of gradients and optimizer
     state, and the outputs of layers with weights, which the backward pass needs. On GPUs, only
@@ -42,10 +42,10 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy) -> str:
     if room is None or state + activations <= room:
         return ""
     return (
-        f"This training needs at least {sizes.format_bytes(state + activations)} more memory "
+        f"Training needs at least {sizes.format_bytes(state + activations)} more memory "
         f"({sizes.format_bytes(state)} for gradients and optimizer state, "
         f"{sizes.format_bytes(activations)} for activations of {rows} rows), but "
-        f"{sizes.format_bytes(room)} are available, so it may be killed. Use a smaller "
+        f"only {sizes.format_bytes(room)} are available, so it may be killed. Use a smaller "
         f"--batch-size, --accumulate {2 * config.accumulate}, or --remat all; python -m "
         "tfdist.plan memory predicts what fits."
     )
@@ -60,7 +60,7 @@ def _room(config: TrainConfig, on_gpus: bool) -> int | None:
 
 
 def _cgroup_limits() -> Iterator[int]:
-    """Yields what the container of this process may still allocate."""
+    """Yields the number of bytes that the container of this process can still allocate."""
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -79,7 +79,7 @@ def _row_bytes(model: Any) -> int:
             continue
         try:
             outputs = layer.output
-        except (AttributeError, ValueError):  # of a subclassed model: not called on symbols yet
+        except (AttributeError, ValueError):  # a subclassed model that has no symbolic outputs
             continue
         for tensor in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
             shape = getattr(tensor, "shape", ())[1:]

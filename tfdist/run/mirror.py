@@ -36,9 +36,9 @@ class Mirror:
 
     def __init__(self, url: str, rank: int, check: Callable[[], None]) -> None:
         self._root, self._check = RemotePath(url), check
-        # A name that no run has: the folder of a run may have other runs below it.
+        # A name that no run has, because the folder of a run may contain other runs.
         self.local = staging_folder(f"{url}/.rank-{rank}")
-        self._left = not_uploaded_folder(url)
+        self._not_uploaded = not_uploaded_folder(url)
         self._uploaded: dict[str, tuple[int, int]] = {}  # size and time of modification, by name
         self._downloaded: set[str] = set()
         self._uploading = threading.Lock()
@@ -105,7 +105,7 @@ class Mirror:
                     del self._uploaded[name]
 
     def finish(self) -> None:
-        """Uploads what has changed since, and removes the local folder.
+        """Uploads the remaining changes, and removes the local folder.
 
         Raises:
             ConfigurationError: A file cannot be uploaded. The message names the folder with a copy
@@ -118,16 +118,16 @@ class Mirror:
         try:
             self.upload()
         except (OSError, ConfigurationError) as error:
-            shutil.copytree(self.local, self._left, dirs_exist_ok=True)
+            shutil.copytree(self.local, self._not_uploaded, dirs_exist_ok=True)
             raise ConfigurationError(
-                f"Files of the run could not be uploaded: {error}. They are in {self._left}; copy "
-                f"them to {self._root}."
+                f"Files of the run could not be uploaded: {error}. They were saved to "
+                f"{self._not_uploaded}. Copy them to {self._root}."
             ) from None
         finally:
             shutil.rmtree(self.local, ignore_errors=True)
 
     def discard(self) -> None:
-        """Removes the local folder, and what was uploaded unless it existed before."""
+        """Removes the local folder and uploaded files, unless they existed before."""
         self._stop()
         self._is_open = False
         shutil.rmtree(self.local, ignore_errors=True)
@@ -166,7 +166,7 @@ class Mirror:
                 self.upload()
             except (OSError, ConfigurationError) as error:
                 if not self._is_failing:
-                    line = f"Could not upload a file of the run: {error}. It is tried again."
+                    line = f"Could not upload a file of the run: {error}. Retrying."
                     print(line, file=sys.stderr, flush=True)
                 self._is_failing = True
             else:
@@ -180,7 +180,7 @@ def _version(file: Path) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """Raises errors of transfers as OSError, as a local disk would."""
+    """Converts transfer errors to OSError, which a local disk raises."""
     try:
         yield
     except pipelines.DataError as error:

@@ -37,8 +37,8 @@ from tfdist.errors import ConfigurationError, did_you_mean
 PACKAGE = "recipes"
 _TEMPLATE = f"{PACKAGE}._template"
 
-#: The largest part of a short run that a recipe's own warm-up may take.
-_MOST_WARMUP = 0.25
+#: Maximum fraction of a short run for a recipe's default warm-up.
+_MAX_WARMUP = 0.25
 _SMOKE_BATCH = 32  # rows, for a recipe without SMOKE
 
 
@@ -116,7 +116,7 @@ def write_new(file: str) -> None:
     except OSError as error:
         raise ConfigurationError(f"--new-recipe {file}: {error.strerror}.") from None
     given = file if "/" in file else f"./{file}"
-    print(f"{file} is written. Train it with\n    python -m tfdist.train --recipe {given}")
+    print(f"Wrote {file}. Train it with\n    python -m tfdist.train --recipe {given}")
 
 
 def find(name: str) -> Recipe:
@@ -127,8 +127,8 @@ def find(name: str) -> Recipe:
             dot in it, any importable module.
 
     Raises:
-        ConfigurationError: no such recipe, or the module lacks a member of `Recipe`, or has one
-            that cannot be called as it is there.
+        ConfigurationError: There is no such recipe, or the module lacks a member of `Recipe`, or
+            has one that cannot be called as it is there.
     """
     if name.endswith(".py"):
         module = _from_file(Path(name))
@@ -141,8 +141,8 @@ def find(name: str) -> Recipe:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise  # the recipe exists, but a module that it imports does not
         raise ConfigurationError(
-            f"No recipe is called {name!r}; choose one of {', '.join(names())}, "
-            "or give the path of a Python file, or the dotted name of a module."
+            f"There is no recipe {name!r}. Choose one of {', '.join(names())}, "
+            "or pass the path of a Python file or the dotted name of a module."
             f"{did_you_mean(name, names())}"
         ) from None
     _check(module)
@@ -157,7 +157,9 @@ def _from_file(path: Path) -> ModuleType:
         name = f"recipe_{name}"  # another module has this name
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ConfigurationError(f"No recipe {path}: expected a Python file, or a recipe's name.")
+        raise ConfigurationError(
+            f"{path} does not exist: expected a Python file or a recipe's name."
+        )
     if name not in sys.modules:
         sys.path.append(str(path.parent))
         sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -222,7 +224,7 @@ def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
 def _fitting_schedule(own: Mapping[str, Any], epochs: int) -> dict[str, Any]:
     """Returns the warm-up and the decay epochs of a recipe, shortened if the run is too short.
 
-    They keep their parts of the run if the warm-up would be more than `_MOST_WARMUP` of it, or the
+    They keep their parts of the run if the warm-up would be more than `_MAX_WARMUP` of it, or the
     rate would never fall for the last time.
 
     Args:
@@ -231,7 +233,7 @@ def _fitting_schedule(own: Mapping[str, Any], epochs: int) -> dict[str, Any]:
     """
     usual = own.get("epochs", TrainConfig.model_fields["epochs"].default)
     warmup, decays = own.get("warmup_epochs", 0), own.get("lr_decay_epochs") or []
-    fits = warmup <= _MOST_WARMUP * epochs and max(decays, default=0) < epochs
+    fits = warmup <= _MAX_WARMUP * epochs and max(decays, default=0) < epochs
     if fits or epochs >= usual:
         return {}
     shorter = {"warmup_epochs": round(warmup * epochs / usual, 4)} if warmup else {}
@@ -241,7 +243,7 @@ def _fitting_schedule(own: Mapping[str, Any], epochs: int) -> dict[str, Any]:
 
 
 def smoke(recipe: Recipe, given: TrainConfig) -> Layer:
-    """Returns the fields that make a smoke run of a recipe small; flags and files override them.
+    """Returns the fields for a smoke run of a recipe. Flags and files override them.
 
     Args:
         recipe: The recipe.
@@ -322,12 +324,12 @@ def _check(module: ModuleType) -> None:
             )
             raise ConfigurationError(
                 f"{module.__name__}: expected def {name}({', '.join(arguments)}), got {actual}: "
-                "change its parameters (tfdist.run.recipe.Recipe says what each one is)."
+                "change its parameters (see tfdist.run.recipe.Recipe)."
             ) from None
 
 
 def _source(module: str) -> str:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise ConfigurationError(f"{module} is missing: install tfdist again.")
+        raise ConfigurationError(f"{module} is missing. Reinstall tfdist.")
     return Path(spec.origin).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Tables that the training command prints: what runs, its results, and its profile."""
+"""Tables of the training command: start-up, results, and profile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def what_runs(
         config: The configuration.
         data: The `tf.data.Dataset` to train on.
         unread: Fields that the recipe does not read.
-        smaller: Fields and hyperparameters that `--smoke` made smaller.
+        smaller: Fields and hyperparameters that `--smoke` reduced.
     """
     replicas = trainer.strategy.num_replicas
     steps = num_steps(data)
@@ -57,7 +57,9 @@ def what_runs(
         "recipe": config.recipe,
         "global batch": f"{batch}{note}",
         "per-replica batch": str(most) if fewest == most else f"{fewest} or {most}",
-        "steps per epoch": "unknown until the first has ended" if steps is None else str(steps),
+        "steps per epoch": "unknown until the end of the first epoch"
+        if steps is None
+        else str(steps),
         "optimizer": optimizer(trainer.model),
     }
     if config.batch_warmup:
@@ -69,14 +71,14 @@ def what_runs(
     if config.data:
         rows["data"] = data_sets.describe(config)
     if unread:
-        rows["of no effect"] = f"{', '.join(unread)}: the recipe does not read them"
+        rows["no effect"] = f"{', '.join(unread)}: the recipe does not read them"
     if config.checkpoint_every != "never":
         rows["resume"] = data_order.resume_method(data)
     if config.smoke:
         rows["smoke"] = SMOKE
         if smaller:
             reduced = ", ".join(f"{name} {value}" for name, value in smaller.items())
-            rows["made smaller"] = f"{reduced}; a flag for one of them overrides it"
+            rows["reduced by --smoke"] = f"{reduced}; flags override these values"
     rows |= datasets.describe_limit(config)
     return rows | trainer.describe()
 
@@ -113,7 +115,7 @@ def summary(
     has_checkpoints: bool,
     of_strategy: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Prints the results of a training.
+    """Prints the results of a run.
 
     Args:
         history: The metrics of each epoch, as `keras.callbacks.History.history`.
@@ -126,7 +128,7 @@ def summary(
     """
     rows = {}
     if stopped:
-        rows["stopped"] = f"{stopped}; model.keras holds the last state"
+        rows["stopped"] = f"{stopped}; model.keras has the latest weights"
         if has_checkpoints:
             rows["to resume"] = f"the same command with --run-dir {run_dir} --resume auto"
     judge = "val_loss" if history.get("val_loss") else "loss"
@@ -142,7 +144,7 @@ def summary(
 
 
 def measure_exchange(strategy: Strategy, model: Any) -> tuple[float, float] | None:
-    """Measures an all-reduce of as many bytes as the gradients have, on its own.
+    """Measures an all-reduce of the gradients without other computation.
 
     All workers call it together.
 
@@ -172,15 +174,15 @@ def print_profile(profile: Profile, exchanged: tuple[float, float] | None) -> No
     if not rows:
         tables.text(
             "profile: no steps to measure: the first two calls start up, "
-            f"{profile.traced} steps were traced, and none came after them; train for longer."
+            f"{profile.traced} steps were traced, and no steps followed. Train for more steps."
         )
         return
     tables.numbers(("a step", "ms", "share"), rows)
     words = f"over {profile.seconds.steps} steps; {profile.traced} others are in the trace"
     if exchanged:
         words += (
-            f"; the exchange of {exchanged[1] / 1e6:.3g} MB of gradients was measured by itself: "
-            "what overlaps with computing counts as exchange"
+            f"; the all-reduce of {exchanged[1] / 1e6:.3g} MB of gradients was measured "
+            "separately, and includes time that overlaps with computation"
         )
     tables.text(f"{words}.")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tfdist.run.recipe import Recipe
 
-#: Fields that have an effect on an evaluation; the rest is in the model's file.
+#: Fields that affect an evaluation. All other settings are in the model's file.
 _READ_BY_EVALUATE = (
     {*Run.model_fields, *Spread.model_fields, *StrategyOptions.model_fields}
     | {"batch_size", "steps_per_call", "limit_steps", "evaluate"}
@@ -55,7 +55,7 @@ def check_evaluate_flags(given: Collection[str]) -> None:
         name for name in given if name in set(TrainConfig.model_fields) - _READ_BY_EVALUATE
     ]:
         flag = f"--{idle[0].replace('_', '-')}"
-        raise ConfigurationError(f"{flag}: no effect with --evaluate, which trains nothing.")
+        raise ConfigurationError(f"{flag} has no effect with --evaluate. Remove it.")
 
 
 def evaluate(config: TrainConfig) -> dict[str, float]:
@@ -131,8 +131,8 @@ def load(file: str) -> keras.Model:
         ) from error
     if not model.compiled:
         raise ConfigurationError(
-            f"--evaluate {file}: expected a compiled model, got one without loss and metrics: "
-            "compile it and save it again."
+            f"--evaluate {file}: expected a compiled model, got one without loss and metrics. "
+            "Compile it and save it again."
         )
     return model
 
@@ -152,7 +152,7 @@ def check_exporters(names: Sequence[str]) -> None:
 
 
 def export(names: Sequence[str], model: Path) -> dict[str, str]:
-    """Exports a saved model for inference, beside its file.
+    """Exports a saved model for inference, to the folder of its file.
 
     Args:
         names: Names of `FORMATS`.
@@ -197,7 +197,7 @@ def _is_file(path: str) -> bool:
             raise ConfigurationError(f"--evaluate {error}") from None
     elif (local := Path(path)).exists():
         return local.is_file()
-    raise ConfigurationError(f"--evaluate {path}: there is no such file.")
+    raise ConfigurationError(f"--evaluate {path}: the file does not exist.")
 
 
 def _from_checkpoint(checkpoint: str, workload: Recipe, config: TrainConfig) -> keras.Model:

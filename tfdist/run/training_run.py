@@ -45,7 +45,7 @@ def _check_resume(resume: str) -> None:
 
 @dataclass
 class Ending:
-    """How a training ended.
+    """How a run ended.
 
     Attributes:
         stopped: What stopped it before its last epoch; empty otherwise.
@@ -115,7 +115,7 @@ class TrainingRun:
         self._callbacks = [*from_config.averages(config), *own, self.history, log, self._curves]
 
     def close(self) -> None:
-        """Uploads what a failed run left, and releases the lock on the run folder."""
+        """Uploads the files of a failed run, and releases the lock on the run folder."""
         self._folder.close()
 
     def fit(self) -> Ending:
@@ -130,7 +130,7 @@ class TrainingRun:
         fitting = time.perf_counter()
         with (
             _output_to(None if strategy.is_chief else self._folder.log(strategy.rank)),
-            loggers.opened(config, self._folder, strategy.is_chief) as told,
+            loggers.opened(config, self._folder, strategy.is_chief) as logger_callbacks,
         ):
             self._folder.start_uploads()
             try:
@@ -138,7 +138,7 @@ class TrainingRun:
                     self._trainer.fit(
                         self._data,
                         validation_data=self._validation,
-                        callbacks=[*self._callbacks, *told, batches, *self._profiles],
+                        callbacks=[*self._callbacks, *logger_callbacks, batches, *self._profiles],
                         **from_config.fit_arguments(config, self._data, self._validation),
                     )
             except interrupts.TimeIsUp:
@@ -187,7 +187,7 @@ class TrainingRun:
         self._folder.finish()
 
     def _report(self) -> None:
-        """Has the recipe draw its pictures of the saved model; nothing if it has no report."""
+        """Calls the recipe's `report` with the saved model, if the recipe defines it."""
         if not hasattr(self._recipe, "report"):
             return
         model = keras.saving.load_model(self._folder.model, compile=False)
@@ -197,7 +197,7 @@ class TrainingRun:
 
     @contextmanager
     def _discarding_on_error(self) -> Iterator[None]:
-        """Removes the run folder again if the training fails before its first step."""
+        """Removes the run folder if training fails before its first step."""
         try:
             yield
         except Exception:
@@ -219,7 +219,7 @@ class TrainingRun:
             )  # fmt: skip
         if full:
             raise ConfigurationError(
-                f"{folder.location}: not all could be written: {full}. The model after "
+                f"{folder.location}: some files could not be written: {full}. The model after "
                 f"{int(model.optimizer.iterations)} steps is {saved}."
             )
 

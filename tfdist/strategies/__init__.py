@@ -40,7 +40,7 @@ _BUCKET_MB = Option(
 )
 _PROCESS_GROUP = Option(
     Literal["auto", "horovod", "tensorflow"],
-    "what exchanges sums between processes: Horovod (auto), or TensorFlow's collectives",
+    "library for collectives between processes: Horovod (auto) or TensorFlow",
     "auto",
 )
 _PARAMETER_DEVICE = Option(str, "device that holds the variables", "CPU:0")
@@ -56,10 +56,12 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "all_reduce": Option(
                 Literal["auto", "nccl", "hierarchical_copy", "one_device"],
-                "how gradients are summed over the devices",
+                "all-reduce algorithm over the devices",
                 "auto",
             ),
-            "merge_on": Option(Literal["auto", "gpu", "cpu"], "where gradients are summed", "auto"),
+            "merge_on": Option(
+                Literal["auto", "gpu", "cpu"], "device type that sums gradients", "auto"
+            ),
         },
     ),
     "central_storage": Declaration(
@@ -75,16 +77,16 @@ STRATEGIES: dict[str, Declaration] = {
             "micro_batches": Option(PositiveInt, "micro-batches per batch", 4),
             "order": Option(
                 Literal["gpipe", "1f1b"],
-                "gpipe: all forward, then all backward passes; 1f1b: needs less memory",
+                "schedule; gpipe: all forward, then all backward passes; 1f1b: needs less memory",
                 "gpipe",
             ),
             "cut_at": Option(
-                str, "layer names, a,b: a stage ends after each of them", "where it balances best"
+                str, "layers that end a stage, separated by commas", "balanced stages"
             ),
             "balance": Option(
                 Literal["parameters", "time", "memory"],
-                "what to balance over the stages; time: as measured; memory: weights and the "
-                "activations kept for the backward pass",
+                "quantity to balance over the stages; time: measured time; memory: weights and "
+                "activations for the backward pass",
                 "parameters",
             ),
             "balance_rows": Option(PositiveInt, "rows of a micro-batch, for --balance memory", 8),
@@ -100,8 +102,8 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "layout": Option(
                 RulesOrFile,
-                "a YAML file of rules: the axis of a weight to split, by a regular expression on "
-                "its path: dense/kernel: [null, model]",
+                "YAML file with rules that map a regular expression for weight paths to the axis "
+                "to split, such as dense/kernel: [null, model]",
                 "every layer that can be split",
             ),
             "process_group": _PROCESS_GROUP,
@@ -115,13 +117,13 @@ STRATEGIES: dict[str, Declaration] = {
         {
             "shard": Option(
                 Literal["optimizer", "gradients", "parameters"],
-                "what is sharded over devices or processes: optimizer state (ZeRO 1); gradients, "
-                "too (ZeRO 2); weights, too (ZeRO 3)",
+                "what to shard over devices or processes: optimizer state (ZeRO-1); also gradients "
+                "(ZeRO-2); also weights (ZeRO-3)",
                 "parameters",
             ),
             "offload": Option(
                 Literal["none", "optimizer"],
-                "what is kept in the host's memory and updated by its processor",
+                "what to store in host memory and update on the CPU",
                 "none",
             ),
             "process_group": _PROCESS_GROUP,
@@ -131,14 +133,18 @@ STRATEGIES: dict[str, Declaration] = {
     ),
     "parameter_server": Declaration(
         "tfdist.strategies.parameter_server.strategy:ParameterServer",
-        {"num_servers": Option(PositiveInt, "parameter servers, if no launcher starts them", 1)},
+        {
+            "num_servers": Option(
+                PositiveInt, "number of parameter servers, if no launcher starts them", 1
+            )
+        },
         asynchronous=True,
     ),
     "multi_worker": Declaration(
         "tfdist.strategies.multi_worker:MultiWorker",
         {
             "communication": Option(
-                Literal["auto", "ring", "nccl"], "how gradients are summed over the workers", "auto"
+                Literal["auto", "ring", "nccl"], "all-reduce algorithm over the workers", "auto"
             ),
             "bucket_mb": _BUCKET_MB,
             "compression": _COMPRESSION,
@@ -158,7 +164,7 @@ ALIASES = MappingProxyType({"channel_split": "tensor_parallel"})
 
 
 def current_name(name: str) -> str:
-    """Returns the name of a strategy, given its name or a former one."""
+    """Returns the current name of a strategy from its current or former name."""
     return ALIASES.get(name, name)
 
 
@@ -169,7 +175,7 @@ def create(
     mesh: str | Mapping[str, int] | meshes.Mesh | None = None,
     **options: Any,
 ) -> Strategy:
-    """Returns the strategy called `name`, or the one that computes on a mesh.
+    """Returns the strategy with the name `name`, or the one for a mesh.
 
     Example:
         >>> strategy = tfdist.strategies.create("mirrored", devices=2)
@@ -207,7 +213,7 @@ def create(
     name = current_name(name)
     if name not in STRATEGIES:
         raise ConfigurationError(
-            f"No strategy is called {name!r}; choose one of {', '.join(STRATEGIES)}."
+            f"There is no strategy {name!r}. Choose one of {', '.join(STRATEGIES)}."
             f"{did_you_mean(name, STRATEGIES)}"
         )
     _check_joins(name)
@@ -216,9 +222,9 @@ def create(
     for option in given.keys() - inspect.signature(strategy).parameters.keys():
         others = " and ".join(options_by_name().get(option, {})) or "none"
         raise ConfigurationError(
-            f"strategy {name!r} takes no option {option!r} ({others} does): leave it out."
+            f"strategy {name!r} has no option {option!r} (an option of {others}). Remove it."
         )
-    if "TF_CONFIG" in os.environ:  # the strategy joins the workers itself
+    if "TF_CONFIG" in os.environ:  # the strategy connects the workers
         importlib.import_module("tfdist.upstream.tensorflow_runtime").start_without_hook()
     return strategy(devices, **given)
 
@@ -251,15 +257,15 @@ def _automatic(
 
 
 def _check_joins(name: str) -> None:
-    """Refuses a strategy of one process in N processes: each would train and write separately."""
+    """Raises an error for a single-process strategy in several processes."""
     started = cluster.started_together()
     declared = STRATEGIES.get(name)
     if started is None or declared is None or declared.supports_processes:
         return
     raise ConfigurationError(
-        f"{started.source} started {started.size} processes, and {name!r} would train a separate "
-        "model in each: use strategy 'multi_worker', 'horovod' or 'sharded'. If separate models "
-        "are what you want, call tfdist.cluster.leave() first."
+        f"{started.source} started {started.size} processes, but {name!r} would train a separate "
+        "model in each. Use strategy 'multi_worker', 'horovod' or 'sharded'. To train separate "
+        "models, call tfdist.cluster.leave() first."
     )
 
 
@@ -269,14 +275,14 @@ def _on_mesh(
     devices: int | str | Sequence[str] | None,
     options: dict[str, Any],
 ) -> tuple[str, int | str | Sequence[str], dict[str, Any]]:
-    """Returns name, devices and options of the strategy that computes on a mesh."""
+    """Returns name, devices and options of the strategy for a mesh."""
     started, process_group = cluster.started_together(), options.get("process_group") or "auto"
     parsed = meshes.parse(mesh)
     placed = parsed.place(process_group, 1 if started is None else started.size)
     if name is not None and (not isinstance(name, str) or current_name(name) != placed.strategy):
         raise ConfigurationError(
-            f"mesh={str(parsed)!r} is computed by strategy {placed.strategy!r}, but "
-            f"strategy={name!r}: leave one of the two out."
+            f"mesh={str(parsed)!r} implies strategy {placed.strategy!r}, but strategy={name!r}. "
+            "Remove one of the two."
         )
     names = [devices] if isinstance(devices, str) else devices
     num_devices = names if isinstance(names, int) else len(names or range(placed.devices))
@@ -297,10 +303,10 @@ def _from_keras(
     """Returns mesh, devices and options for an object of `keras.distribution`."""
     if devices is not None or mesh is not None:
         raise ConfigurationError(
-            f"{distribution!r} has devices and a mesh of its own: leave out devices= and mesh=."
+            f"{distribution!r} already defines devices and a mesh. Remove devices= and mesh=."
         )
     found, names, options = meshes.from_keras(distribution)
-    # The names of other processes' devices are the same: a process names its own.
+    # The devices of all processes have the same names, so each process uses its own.
     num_processes = getattr(cluster.started_together(), "size", 1)
     return found, names if num_processes == 1 else None, options
 
@@ -315,7 +321,7 @@ def _made(strategy: Strategy | None, devices: int | str | Sequence[str] | None) 
         )
     if devices is not None:
         raise ConfigurationError(
-            "devices= has no effect on a strategy object: pass the devices to the strategy."
+            "devices= has no effect on a strategy object. Pass the devices to the strategy."
         )
     return strategy
 

@@ -73,7 +73,7 @@ def loaded(name: str, weights: Weights) -> Iterator[Weights]:
         return
     if weights != "imagenet" and not Path(weights).is_file():
         raise ConfigurationError(
-            f"weights={weights}: there is no such file. Give the path of a weights file, "
+            f"weights={weights}: the file does not exist. Pass the path of a weights file, "
             "imagenet, or none for random weights (--set weights=none)."
         )
     try:

@@ -44,8 +44,8 @@ def find_tasks(cluster: Cluster, devices: Any, num_servers: Any) -> dict[str, li
     """
     if cluster.ps and (devices is not None or num_servers is not None):
         raise ConfigurationError(
-            f"devices and num_servers are for an in-process cluster, but {cluster.source} names "
-            f"workers and {len(cluster.ps)} servers: leave them out."
+            f"devices and num_servers are for an in-process cluster, but {cluster.source} defines "
+            f"workers and {len(cluster.ps)} servers. Remove them."
         )
     if cluster.ps:
         return _join(cluster)

@@ -74,9 +74,9 @@ class ParameterServer(Strategy):
     ) -> None:
         if partitioner is not None:
             raise ConfigurationError(
-                "partitioner: Keras takes no gradient of a variable that is split over servers. "
-                "Leave it out: only the rows of a batch are sent of an Embedding. Split a table "
-                "that no server can hold into several Embedding layers."
+                "partitioner is not supported, because Keras computes no gradients for variables "
+                "that are split over servers. Remove it: of an Embedding, only the rows of a batch "
+                "are sent. Split tables that are too large for a server into several Embeddings."
             )
         super().__init__(["CPU:0"])  # of a step: each worker makes whole steps by itself
         tasks = find_tasks(cluster.current(), devices, num_servers)
