@@ -59,7 +59,7 @@ def _of_page(page: str) -> Iterator[Command]:
 
 
 def other_lines() -> Iterator[tuple[str, str]]:
-    """Yields the page and the text of each line in a shell block that is not one of our commands."""
+    """Yields the page and the text of each line in a shell block that runs another program."""
     for page in _pages():
         for line in _lines(page):
             if not _STARTERS.sub("", line).startswith(_OURS):
