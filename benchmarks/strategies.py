@@ -149,7 +149,7 @@ def _start(
     is_joined = not declared.by_horovod or versions.horovod() is not None
     if name == ALONE:
         pool, devices, number = step_profile.pool(), 1, 1
-    elif declared.across_processes and declared.least_devices == 1 and is_joined:
+    elif declared.across_processes and declared.min_devices == 1 and is_joined:
         pool, devices, number = step_profile.pool(replicas, "processes"), 1, replicas
     else:
         pool, devices, number = step_profile.pool(), replicas, replicas
