@@ -76,7 +76,7 @@ def test_inherited_indices_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) 
 
 def test_entries_after_an_invalid_one_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "3,-1,5")
-    with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES=3,-1,5: use at most 1 work"):
+    with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES=3,-1,5"):
         visible_by_worker(2, 1)
 
 
@@ -105,7 +105,7 @@ def test_workers_of_parameter_servers_have_a_gpu_each(monkeypatch: pytest.Monkey
 
 
 def test_parameter_server_worker_with_two_gpus_raises() -> None:
-    with pytest.raises(ConfigurationError, match="computes on one GPU"):
+    with pytest.raises(ConfigurationError, match="servers uses one GPU"):
         parse(["--num-ps", "1", "--gpus-per-worker", "2", "--", "run"])
 
 
