@@ -1,0 +1,185 @@
+"""Tiny presets of KerasHub, compared with plain Keras on one device.
+
+Most of its models compute attention, norms and rotary embeddings in float32 whatever the dtype of
+Keras, so that float64 would measure rounding: all are compared in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import losses
+
+import tfdist
+from tests.conformance.results import compare
+from tests.programs import engines
+from tests.programs.program import Program
+from tests.programs.rows import integers, normal
+from tests.support.data import Data
+
+keras_hub = pytest.importorskip(
+    "keras_hub", reason="KerasHub is not installed: pip install keras-hub"
+)
+models = keras_hub.models
+
+NUM_WORDS, LENGTH, NUM_CLASSES = 11, 6, 3
+#: Sizes of the models that read text.
+TINY = {"vocabulary_size": NUM_WORDS, "num_layers": 1, "hidden_dim": 8, "intermediate_dim": 12}
+HEADS = TINY | {"num_heads": 2, "max_sequence_length": LENGTH}
+GROUPED_HEADS = TINY | {"num_query_heads": 4, "num_key_value_heads": 2}
+EXPERTS = GROUPED_HEADS | {"num_experts": 3, "top_k": 2}
+GEMMA = GROUPED_HEADS | {"head_dim": 4}
+GEMMA_2 = GEMMA | {
+    "use_post_ffw_norm": True,
+    "use_post_attention_norm": True,
+    "attention_logit_soft_cap": 50.0,
+    "final_logit_soft_cap": 30.0,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 4,
+}
+SHARED_EXPERT = {"moe_intermediate_dim": 6, "shared_expert_intermediate_dim": 8}
+
+#: Rows of different lengths.
+MASK = (np.arange(LENGTH) < integers(LENGTH + 1, low=2, seed=3)[:, None]).astype("int32")
+TOKENS = {"token_ids": integers(NUM_WORDS, LENGTH, low=1), "padding_mask": MASK}
+SEGMENTS = TOKENS | {"segment_ids": integers(2, LENGTH, seed=4)}
+
+Case = tuple[Callable[[], keras.Model], Data]
+
+
+def _of_classes(model: keras.Model) -> keras.Model:
+    """Compiles a model whose outputs are logits."""
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        losses.SparseCategoricalCrossentropy(from_logits=True),
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy()],
+    )
+    return model
+
+
+def _backbone(name: str, config: dict[str, Any]) -> keras.Model:
+    return getattr(models, f"{name}Backbone")(**config)
+
+
+def causal_lm(name: str, config: dict[str, Any], lora_rank: int = 0) -> Case:
+    """A language model that predicts the next word; padding counts nothing."""
+
+    def build() -> keras.Model:
+        backbone = _backbone(name, config)
+        if lora_rank:
+            backbone.enable_lora(lora_rank)
+        return _of_classes(getattr(models, f"{name}CausalLM")(backbone, preprocessor=None))
+
+    return build, Data(TOKENS, integers(NUM_WORDS, LENGTH, seed=5), MASK.astype("float32"))
+
+
+def classifier(name: str, config: dict[str, Any], x: Any = SEGMENTS) -> Case:
+    """A classifier of texts."""
+
+    def build() -> keras.Model:
+        task = getattr(models, f"{name}TextClassifier")
+        return _of_classes(task(_backbone(name, config), NUM_CLASSES, preprocessor=None))
+
+    return build, Data(x, integers(NUM_CLASSES, seed=5))
+
+
+def masked_lm(name: str, config: dict[str, Any], x: Any = SEGMENTS) -> Case:
+    """A language model that predicts two masked words of each row, or one."""
+
+    def build() -> keras.Model:
+        task = getattr(models, f"{name}MaskedLM")
+        return _of_classes(task(_backbone(name, config), preprocessor=None))
+
+    x = x | {"mask_positions": integers(LENGTH, 2, seed=7)}
+    weight = np.stack([np.ones(len(MASK)), integers(2, seed=8)], axis=1).astype("float32")
+    return build, Data(x, integers(NUM_WORDS, 2, seed=6), weight)
+
+
+def _resnet(size: int) -> keras.Model:
+    return models.ResNetBackbone(
+        input_conv_filters=[64],
+        input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[64, 64, 64],
+        stackwise_num_blocks=[1, 1, 1],
+        stackwise_num_strides=[1, 2, 2],
+        block_type="basic_block",
+        image_shape=(size, size, 3),
+    )
+
+
+def _vit(size: int) -> keras.Model:
+    return models.ViTBackbone(
+        image_shape=(size, size, 3), patch_size=size // 2, num_layers=1, num_heads=2,
+        hidden_dim=8, mlp_dim=12,
+    )  # fmt: skip
+
+
+def image_classifier(name: str, backbone: Callable[[int], keras.Model]) -> Case:
+    """A classifier of images."""
+
+    def build() -> keras.Model:
+        task = getattr(models, f"{name}ImageClassifier")
+        return _of_classes(task(backbone(16), NUM_CLASSES, preprocessor=None))
+
+    return build, Data(normal(16, 16, 3).astype("float32"), integers(NUM_CLASSES, seed=5))
+
+
+CASES: dict[str, Case] = {
+    "GPT-2": causal_lm("GPT2", HEADS),
+    "GPT-2 with LoRA": causal_lm("GPT2", HEADS, lora_rank=2),
+    "Gemma": causal_lm("Gemma", GEMMA),
+    "Gemma with LoRA": causal_lm("Gemma", GEMMA, lora_rank=2),
+    "Gemma 2": causal_lm("Gemma", GEMMA_2),
+    "Llama": causal_lm("Llama", GROUPED_HEADS),
+    "Mixtral": causal_lm("Mixtral", EXPERTS),
+    "Qwen MoE": causal_lm("QwenMoe", EXPERTS | SHARED_EXPERT),
+    "BERT, classes": classifier("Bert", HEADS),
+    "DeBERTa, classes": classifier("DebertaV3", HEADS | {"bucket_size": 4}, TOKENS),
+    "BERT, masked words": masked_lm("Bert", HEADS),
+    "ALBERT, masked words": masked_lm("Albert", HEADS | {"embedding_dim": 4}),
+    "ResNet": image_classifier("ResNet", _resnet),
+    "ViT": image_classifier("ViT", _vit),
+}
+
+
+def _program(name: str) -> Program:
+    build, data = CASES[name]
+
+    def seeded() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        return build()
+
+    return Program(
+        name, name, seeded, data, family="keras-hub", floatx="float32", tolerance=1.0, epochs=1,
+        only_fit=True, sync_batch_norm=True,
+    )  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_device(name: str) -> None:
+    program = _program(name)
+    differences = compare(engines.tfdist(program, "mirrored", 2), engines.plain(program), program)
+    assert not differences, "\n".join(map(str, differences))
+
+
+@pytest.mark.long
+def test_trained_model_is_quantized_as_in_keras() -> None:
+    """The model of a Trainer predicts in int8 what the same weights predict in plain Keras."""
+    program = _program("GPT-2")
+    trainer = tfdist.Trainer(program.build, strategy="mirrored", devices=2)
+    data = program.data
+    trainer.fit(data.x, data.y, sample_weight=data.sample_weight, batch_size=5, verbose=0)
+    plain = program.build()
+    plain.set_weights(trainer.model.get_weights())
+    for model in (plain, trainer.model):
+        model.quantize("int8")
+    expected = plain.predict(data.x, batch_size=4, verbose=0)
+    np.testing.assert_array_equal(trainer.model.predict(data.x, batch_size=4, verbose=0), expected)
+    np.testing.assert_allclose(
+        trainer.predict(data.x, batch_size=4, verbose=0), expected, rtol=1e-5, atol=1e-6
+    )
