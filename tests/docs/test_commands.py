@@ -78,6 +78,7 @@ OTHER_LINES = {
     "python docs/example.py": "tests/test_readme.py runs the script under mirrored",
     "mpirun -np 2 python docs/example.py": "tests/test_readme.py runs the script under mirrored",
     "python train.py": "the README's example: tests/test_readme.py",
+    "python script.py": "a script of the reader's: tests/examples/test_unchanged_scripts.py",
     "python train_photos.py": "the page's block: tests/docs/test_code_blocks.py",
     "mpirun -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
     "horovodrun --gloo -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
