@@ -143,6 +143,10 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         MEAN,
     ),
+    "hinge of all rows within a loop over rows": (
+        lambda s, x: ops.mean(tf.map_fn(lambda row: row**2 + ops.relu(ops.mean(x) - 9), x)),
+        FULL,
+    ),
     "row by row, unknown": (lambda s, x: ops.mean(tf.map_fn(lambda row: row**2, x)), MEAN),
     "unknown and gated": (
         lambda s, x: ops.mean(tf.map_fn(lambda row: row**2 * (1 + s.gate * ops.mean(x)), x)),

@@ -130,9 +130,12 @@ class RowAnalysis:
         else:
             return [worst(values) or UNKNOWN] * len(op.outputs)
         continues = self._of_graph(condition, current)[0]
-        if not continues.is_plain:  # other replicas would make another number of rounds
-            return [worst([continues]) or UNKNOWN] * len(op.outputs)
-        return current
+        if continues.is_plain:
+            return current
+        # Other replicas would make another number of rounds, as many as they have rows if the loop
+        # is `tf.map_fn`. That hides no values that mix the rows in every round.
+        is_mixed = continues.kind is Kind.MIXED
+        return [MIXED if is_mixed or value.contains_mixed else UNKNOWN for value in current]
 
     def _written_in(self, graph: Any) -> frozenset[Any]:
         """Returns the handles of variables that operations of a graph assign to."""

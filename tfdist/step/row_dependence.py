@@ -70,6 +70,11 @@ class Dependence:
         return self.kind is Kind.FREE and self.factor == 0
 
     @property
+    def contains_mixed(self) -> bool:
+        """Whether this, or an element of a list, is MIXED."""
+        return self.kind is Kind.MIXED or any(part.contains_mixed for part in self.parts)
+
+    @property
     def is_row_wise(self) -> bool:
         """Whether this has values for each row along its first axis, or no row changes it."""
         return self.is_plain or (self.kind is Kind.ROWS and not (self.power or self.axis))
