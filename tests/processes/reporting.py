@@ -34,7 +34,7 @@ def main(folder: Path, rank: int, fault: str, victim: int) -> None:
         return place.read_text()
 
     barrier("started")
-    hosts = ["203.0.113.1", "127.0.0.1"]  # the first address is unreachable
+    hosts = ["host.invalid", "127.0.0.1"]  # the first name does not resolve (RFC 6761)
     heartbeat = Heartbeat(rank, SIZE, broadcast, hosts)
     heartbeat.status.enter("fit", SECONDS)
     # Rank 0 receives reports of all ranks, the other ranks only of rank 0.

@@ -86,7 +86,7 @@ def test_other_workers_report_the_fault_and_exit(
             assert "It reached step 7, not step 7 and its callbacks." in output
         # Only rank 0 receives all reports. Without it, a worker knows of rank 0 and itself.
         for rank in range(SIZE) if victim else (0, rank_of_output):
-            assert re.search(rf"^  rank {rank} on \S+ \(pid .*; last sign of li", output, re.M)
+            assert re.search(rf"^  rank {rank} on \S+ \(pid .*; last report", output, re.M)
         assert "reporting.py" in output  # the main thread's stack
         assert code == EXIT_CODE
 
