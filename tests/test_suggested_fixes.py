@@ -126,7 +126,7 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     ),
     "precision of a built model": (
         lambda: fit(build(), precision="mixed_bfloat16"),
-        "pass the function that builds it",
+        "Pass the function that builds it",
         lambda: fit(build, precision="mixed_bfloat16"),
     ),
     "odd number of devices": (
@@ -177,7 +177,7 @@ def test_repeating_data_that_end_early_trains() -> None:
 
 def test_calling_init_before_tensorflow_connects_workers(tmp_path: Path) -> None:
     two = Cluster("test", rank=0, size=2, addresses=("localhost:1", "localhost:2"))
-    with pytest.raises(ClusterError, match="can no longer join") as refused:
+    with pytest.raises(ClusterError, match="can no longer connect") as refused:
         _tf_strategy(("CPU:0",), "ring", two)
     (call,) = re.findall(r"call (tfdist\S+) before", str(refused.value))
     body = f"""

@@ -60,7 +60,7 @@ def test_function_that_captures_a_model_raises() -> None:
         tfdist.notebook_launch(lambda: inner())
     with pytest.raises(LaunchError, match="a EagerTensor of this notebook"):
         tfdist.notebook_launch(lambda x: x, args=(tf.constant(1),))
-    with pytest.raises(LaunchError, match=r"cannot be pickled .*lock.*: create it"):
+    with pytest.raises(LaunchError, match=r"cannot be pickled .*lock.*. Create it"):
         tfdist.notebook_launch(lambda x: x, kwargs={"x": threading.Lock()})
 
 

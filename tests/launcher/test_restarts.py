@@ -149,7 +149,7 @@ def test_preempted_worker_lets_all_save_and_ends_the_launcher(tmp_path: Path) ->
     began = time.monotonic()
     done = launch("--", sys.executable, program(tmp_path, body), cwd=tmp_path)
     assert done.returncode == REQUEUE
-    assert "was preempted, and all workers stopped: run the same command" in done.stderr
+    assert "was preempted, and all workers stopped. Run the same command" in done.stderr
     assert len(list(tmp_path.glob("saved *"))) == 2
     assert time.monotonic() - began < SECONDS / 2
 
@@ -164,8 +164,11 @@ def test_preempted_worker_lets_all_save_and_ends_the_launcher(tmp_path: Path) ->
             "Remove --num-workers",
         ),
         (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "works only for workers"),
-        (["--max-restarts", "1", "--hosts", "a:1,b:1"], "cannot restart the workers of the others"),
-        (["--max-restarts", "1", "--print-k8s", "tfjob"], "let the scheduler restart all"),
+        (
+            ["--max-restarts", "1", "--hosts", "a:1,b:1"],
+            "cannot restart the workers of other hosts",
+        ),
+        (["--max-restarts", "1", "--print-k8s", "tfjob"], "the scheduler restart all workers"),
     ],
 )
 def test_unsupported_restart_options_raise(

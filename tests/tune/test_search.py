@@ -136,7 +136,7 @@ def test_search_ends_when_all_runs_fail() -> None:
         (["--over", "learning_rate=a:b"], "expected FLAG=A,B,C"),
         (["--over", "epochs=1,2", "--", "--run-dir", "a"], "--run-dir: the search chooses"),
         (["--over", "momentum=0:0.9", "--sampler", "grid"], "momentum=0,0.9"),
-        (["--over", "epochs=1,2", "--metric", "val_dice"], "add --mode max"),
+        (["--over", "epochs=1,2", "--metric", "val_dice"], "Add --mode max"),
     ],
 )
 def test_invalid_searches_raise_before_the_first_run(

@@ -231,7 +231,7 @@ def test_devices_are_a_number_of_workers(devices: Any) -> None:
 
 
 def test_partitioner_raises() -> None:
-    with pytest.raises(ConfigurationError, match="several Embedding layers"):
+    with pytest.raises(ConfigurationError, match="several Embeddings"):
         ParameterServer(partitioner=lambda shape, dtype: [2])
 
 
