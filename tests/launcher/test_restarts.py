@@ -166,7 +166,7 @@ def test_preempted_worker_lets_all_save_and_ends_the_launcher(tmp_path: Path) ->
         (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "works only for workers"),
         (
             ["--max-restarts", "1", "--hosts", "a:1,b:1"],
-            "cannot restart the workers of other hosts",
+            "restart the workers of other hosts",
         ),
         (["--max-restarts", "1", "--print-k8s", "tfjob"], "the scheduler restart all workers"),
     ],
