@@ -315,7 +315,7 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--"], "no command after --"),
         (["--epochs", "2", "a.py"], "put the flags of the script after it"),
         (["not/there", "--", "a"], "unknown 'not/there' before --: expected"),
-        (["--num-workers", "2", "not/there"], "'not/there' cannot be started"),
+        (["--num-workers", "2", "not/there"], "Cannot start 'not/there'"),
         (["--hosts", "a:x"], "expected host:workers"),
         (["--hosts", "a:1,a:1"], "expected host:workers"),
         (["--hosts", "a:2", "--num-workers", "3"], "--hosts has 2 workers, but --num-workers is 3"),
@@ -328,7 +328,7 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--name", "own"], "--name has no effect without"),
         (["--image", "own", "--print-slurm"], "--image has no effect without --print-k8s"),
         (["--strategy", "mirrored"], "'mirrored' is a single-process strategy"),
-        (["--", "/not/there"], "'/not/there' cannot be started (No such file or directory)"),
+        (["--", "/not/there"], "Cannot start '/not/there' (No such file or directory)"),
     ],
 )
 def test_errors_are_two_lines_at_most(

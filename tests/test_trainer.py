@@ -205,7 +205,7 @@ def test_first_fit_warns_about_inexact_layers(capsys: pytest.CaptureFixture[str]
         output.count("not exact: BatchNorm: each replica uses its own moments; use sync_batch_norm")
         == 1
     )
-    assert output.count("random layers: each replica draws its own numbers") == 1
+    assert output.count("random layers: each replica uses different random numbers") == 1
     assert output.index("not exact") < output.index("loss")
     described = mirrored(build_model)
     described.describe()

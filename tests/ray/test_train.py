@@ -211,4 +211,4 @@ def test_more_workers_than_the_cluster_has_raise(two_nodes: Any, tmp_path: Path)
 def test_missing_program_raises(two_nodes: Any, tmp_path: Path) -> None:
     code, _, err = launched(two_nodes, tmp_path, "--", "no-such-program")
     assert code == 1
-    assert "'no-such-program' cannot be started" in err
+    assert "Cannot start 'no-such-program'" in err

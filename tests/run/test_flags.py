@@ -126,7 +126,7 @@ def test_hyperparameters_come_from_flags_and_files(recipe: ModuleType, tmp_path:
         ("y=[2001-99-99]", "is not a list or mapping in YAML"),
         ("y=" + "[" * 5000, "is not a list or mapping in YAML"),
         ("depth=0", "--set depth: expected greater than or equal to 1, got '0'"),
-        ("dept=3", "no such hyperparameter of recipe 'test_recipes.tiny'. Did you mean depth?"),
+        ("dept=3", "unknown hyperparameter of recipe 'test_recipes.tiny'. Did you mean depth?"),
         ("lr=3", "'test_recipes.tiny'. Choose one of depth, widths, activation."),
         ("depth", "--set depth: expected NAME=VALUE"),
     ],
