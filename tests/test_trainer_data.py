@@ -119,7 +119,7 @@ def test_endless_pydataset_continues_across_epochs() -> None:
 def test_data_that_end_early_warn_and_restart(known: bool) -> None:
     data = dataset(5)
     trainer, plain = fresh_pair()
-    with pytest.warns(UserWarning, match=r"ended after \d of \d steps .* use \.repeat\(\)"):
+    with pytest.warns(UserWarning, match=r"ended after \d of \d steps .* Use \.repeat\(\)"):
         trainer.fit(
             data if known else data.filter(lambda *_: True),
             steps_per_epoch=2,

@@ -31,7 +31,7 @@ def test_label_out_of_range_raises() -> None:
     ("labels", "message"),
     [
         (LABELS[:5], "Data cardinality is ambiguous"),
-        (LABELS.astype("str"), "cannot be read: Invalid dtype"),
+        (LABELS.astype("str"), "Cannot read the data: Invalid dtype"),
         (None, "is incompatible with the model: .* y None"),
     ],
 )
@@ -66,7 +66,7 @@ def test_array_without_rows_raises() -> None:
 
 
 def test_unknown_data_type_raises() -> None:
-    message = r"Unrecognized data type[\s\S]*Pass what keras\.Model\.fit"
+    message = r"Unrecognized data type[\s\S]*Pass data that keras\.Model\.fit"
     with pytest.raises(DataError, match=message):
         fit(x=object(), y=None)
 

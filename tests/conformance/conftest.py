@@ -29,7 +29,7 @@ def expected(request: pytest.FixtureRequest, stored: Stored) -> Callable[[str], 
 
     If a test of this run compares variants of the rows, too, they are computed together.
     """
-    if any("references" in item.fixturenames for item in request.session.items):
+    if any("references" in getattr(item, "fixturenames", ()) for item in request.session.items):
         references = request.getfixturevalue("references")
         return lambda name: references(name).expected
     return functools.cache(lambda name: stored("expected", engines.expected, name))

@@ -61,7 +61,7 @@ def num_to_run(page: str) -> int:
 def test_most_blocks_run() -> None:
     left_out = [block for found in BY_PAGE.values() for block in found if block.reason]
     assert len(BY_PAGE) >= 15
-    assert len(left_out) <= 5
+    assert len(left_out) <= 6
 
 
 @pytest.mark.parametrize("page", BY_PAGE)

@@ -42,7 +42,7 @@ def test_new_folders_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
     RunFolder.create(config, MODEL, FACTS).metrics.write_text("{}\n")
-    with pytest.raises(ConfigurationError, match="use another folder with --run-dir"):
+    with pytest.raises(ConfigurationError, match="Use another folder with --run-dir"):
         RunFolder.create(config, MODEL, FACTS)
 
 
@@ -54,7 +54,7 @@ def test_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
 
 def test_file_in_place_of_the_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot be written: .*File exists"):
+    with pytest.raises(ConfigurationError, match=r"Cannot write the run folder: .*File exists"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL, FACTS)
 
 

@@ -43,11 +43,11 @@ def test_batches_are_accepted(data: tf.data.Dataset) -> None:
 @pytest.mark.parametrize(
     ("data", "got"),
     [
-        (None, "got NoneType: return one, say"),
-        (ROWS, "got tuple: return one, say"),
+        (None, r"got NoneType\. Return a dataset"),
+        (ROWS, r"got tuple\. Return a dataset"),
         (DATASET, r"batches of 8 rows, got elements of the shapes \(4,\), \(1,\)"),
         (DATASET.map(lambda x, y: (x, y[0])), r"shapes \(4,\), \(\)\. Add .batch"),
-        (DATASET.batch(4).prefetch(1), "batches of 8 rows, got batches of 4: end it"),
+        (DATASET.batch(4).prefetch(1), r"batches of 8 rows, got batches of 4\. Use .batch"),
         (DATASET.batch(16, drop_remainder=True), r"of 8 rows, got .* \(16, 4\), \(16, 1\)"),
     ],
 )

@@ -66,7 +66,7 @@ def test_one_of_two_workers_does_not_train_by_itself(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(membership, "_in_use", None)
     assert train.main(["--workers", "a:2222,b:2222", "--rank", "0"]) == 1
-    assert "error: flags started 2 processes, and 'one_device'" in capsys.readouterr().err
+    assert "error: flags started 2 processes, but 'one_device'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

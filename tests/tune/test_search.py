@@ -134,7 +134,10 @@ def test_search_ends_when_all_runs_fail() -> None:
         (["--over", "run_dir=a,b"], "cannot be searched"),
         (["--over", "learning_rate=log:0:1"], "LOW larger than 0"),
         (["--over", "learning_rate=a:b"], "expected FLAG=A,B,C"),
-        (["--over", "epochs=1,2", "--", "--run-dir", "a"], "--run-dir: the search chooses"),
+        (
+            ["--over", "epochs=1,2", "--", "--run-dir", "a"],
+            "--run-dir is not supported: the search chooses",
+        ),
         (["--over", "momentum=0:0.9", "--sampler", "grid"], "momentum=0,0.9"),
         (["--over", "epochs=1,2", "--metric", "val_dice"], "Add --mode max"),
     ],

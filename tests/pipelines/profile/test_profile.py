@@ -27,7 +27,7 @@ def test_stages_of_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     for stage in ADVICE:
         assert stage in printed
-    assert "too small to measure" in printed
+    assert "Too small to measure" in printed
     assert "slowest stage" not in printed
     assert chart.read_bytes().startswith(b"\x89PNG")
 
