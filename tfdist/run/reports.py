@@ -128,7 +128,8 @@ def summary(
     """
     rows = {}
     if stopped:
-        rows["stopped"] = f"{stopped}; model.keras has the latest weights"
+        rows["stopped"] = stopped
+        rows["latest weights"] = "model.keras"
         if has_checkpoints:
             rows["to resume"] = f"the same command with --run-dir {run_dir} --resume auto"
     judge = "val_loss" if history.get("val_loss") else "loss"
