@@ -344,9 +344,9 @@ class Strategy(ABC):
         return self.devices[index]
 
     def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
-        """Copies the values of variables to their copies on other devices, if there are any.
+        """Copies the values of variables to the mirrored variables of the other replicas, if any.
 
-        Called before steps, whenever user code may have changed the variables.
+        Called before a step if user code may have changed the variables.
 
         Args:
             variables: All variables that steps read and write.

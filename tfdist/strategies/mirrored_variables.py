@@ -1,9 +1,9 @@
-"""Mirrored variables: copies of a model's variables, one on each further device.
+"""Mirrored variables: the variables of the other replicas.
 
-A model has plain variables on the first device, so that it is a plain Keras model for everybody
-else. Only while a strategy traces its replicas does each replica read the copies on its own device
-instead. Steps change all copies alike. What else changes the model changes the plain variables, and
-`sync` updates the copies before the next step.
+The first replica uses the model's own variables, so that the model stays a plain Keras model for
+all other code. While a strategy traces the other replicas, each reads its mirrored variables on its
+own device instead. Training steps update the variables of all replicas equally. All other code
+changes only the model's own variables, and `sync` updates the mirrored ones before the next step.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tfdist.upstream.tensorflow_calls import ChangesOfVariables
 
 #: Assigning up to this many variables one by one is faster than a compiled function for all.
 _FEW = 8
-_NAME = "_tfdist_copies"  # attribute of a variable with its copies, which live as long as it does
+_NAME = "_tfdist_copies"  # attribute of a variable that holds its mirrored variables
 _local = threading.local()
 
 
 def copies_of(variable: tf.Variable) -> dict[str, tf.Variable]:
-    """Returns the copies of a variable on other devices, by device."""
+    """Returns the mirrored variables of a variable, by device."""
     return getattr(variable, _NAME, {})
 
 
@@ -38,7 +38,7 @@ def read_local() -> AbstractContextManager[None]:
 
 @contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """A context in which this thread reads the copies on a device; `""`: the plain variables."""
+    """A context in which this thread reads the variables on a device; `""`: the model's own."""
     before = getattr(_local, "device", "")
     _local.device = device
     try:
@@ -48,19 +48,19 @@ def on_device(device: str) -> Iterator[None]:
 
 
 def local(variable: tf.Variable) -> tf.Variable:
-    """Returns a variable's copy on the device of `on_device`, or the variable if there is none."""
+    """Returns the mirrored variable on the device of `on_device`, or the variable itself."""
     return copies_of(variable).get(getattr(_local, "device", ""), variable)
 
 
 def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
-    """Gives the copies on devices the values of the variables, and creates missing copies.
+    """Copies the values of variables to other devices, and creates missing mirrored variables.
 
     Call it outside of any graph. It assigns one by one, which takes some 20 microseconds each;
-    `FrequentSync` is faster for those who sync before every step.
+    `FrequentSync` is faster before every step.
 
     Args:
         variables: Initialized variables.
-        devices: Other devices than those of the variables.
+        devices: The devices of the other replicas.
     """
     for variable in variables if devices else ():
         plain = variable.value

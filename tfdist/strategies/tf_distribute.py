@@ -43,7 +43,7 @@ class TFDistribute(Strategy):
         super().__init__(devices, group)
         self.tf_strategy = tf_strategy
         self._places = list(tf_strategy.extended.worker_devices)
-        # Where each replica's copies are; the first replica has the variables themselves.
+        # The device of each replica's mirrored variables; empty: the replica uses the model's own.
         others = self._places[1:]
         self._copies = ["", *(others if self.has_local_variables else [""] * len(others))]
         self._prefetch = (
