@@ -277,15 +277,14 @@ class Proxy:
 
 def _for_s3(headers: Mapping[str, str]) -> dict[str, str]:
     """Returns the headers of a request, with those of Google Cloud Storage translated to S3's."""
-    translated = {}
-    if "Authorization" not in headers:  # is not checked, but anonymous uploads are refused
+    translated = {name: value for name, value in headers.items() if value.strip() != "Bearer"}
+    if "authorization" not in {name.lower() for name in translated}:
+        # Is not checked, but anonymous uploads are refused.
         credential = "Credential=S3RVER/20260101/us-east-1/s3/x"
         translated["Authorization"] = f"AWS4-HMAC-SHA256 {credential}"
-    for name, value in headers.items():
-        if name.lower() == "x-goog-copy-source":
-            name = "x-amz-copy-source"
-        elif name.lower() == "x-goog-if-generation-match":
-            name = "If-None-Match" if value == "0" else "If-Match"
-            value = "*" if value == "0" else f'"{int(value):032x}"'
-        translated[name] = value
+    if source := headers.get("x-goog-copy-source"):
+        translated["x-amz-copy-source"] = source
+    if value := headers.get("x-goog-if-generation-match"):
+        name = "If-None-Match" if value == "0" else "If-Match"
+        translated[name] = "*" if value == "0" else f'"{int(value):032x}"'
     return translated
