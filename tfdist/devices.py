@@ -144,7 +144,7 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
         default_cpus: Number of logical CPU devices for None on a host without GPUs.
 
     Returns:
-        Names such as `"GPU:1"`; with devices of other hosts, TensorFlow's full names of all.
+        Names in the same form, or TensorFlow's full names if a device is on another host.
 
     Raises:
         DeviceError: There are too few devices, or a device does not exist.
