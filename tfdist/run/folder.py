@@ -467,13 +467,12 @@ def _checked_location(location: str) -> str:
     """
     if storage.is_object_store(location):
         return location.rstrip("/")
-    path = storage.at(location)
-    if not isinstance(path, Path):
+    if storage.is_url(location) and not location.startswith("file://"):
         raise ConfigurationError(
             f"{location}: expected a local folder or the URL of one in an object store, such as "
             "s3://bucket/run."
         )
-    return str(path)
+    return str(storage.at(location))
 
 
 @contextmanager
