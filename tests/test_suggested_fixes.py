@@ -179,7 +179,7 @@ def test_calling_init_before_tensorflow_connects_workers(tmp_path: Path) -> None
     two = Cluster("test", rank=0, size=2, addresses=("localhost:1", "localhost:2"))
     with pytest.raises(ClusterError, match="can no longer connect") as refused:
         _tf_strategy(("CPU:0",), "ring", two)
-    (call,) = re.findall(r"call (tfdist\S+) before", str(refused.value))
+    (call,) = re.findall(r"Call (tfdist\S+) before", str(refused.value))
     body = f"""
 import tfdist
 strategy = {call}
