@@ -118,6 +118,12 @@ def is_folder(path: AnyPath) -> bool:
     return path.is_dir() if isinstance(path, Path) else bool(_listing(path))
 
 
+def has_files(location: str, suffixes: Collection[str]) -> bool:
+    """Returns whether a location is a file with one of the suffixes, or a folder of such files."""
+    path = storage.at(location)
+    return bool(files_below(path, suffixes)) if is_folder(path) else path.suffix in suffixes
+
+
 def files_below(folder: AnyPath, suffixes: Collection[str] | None = None) -> list[Any]:
     """Returns all files with one of the suffixes, without hidden files, in sorted order."""
     if isinstance(folder, RemotePath):

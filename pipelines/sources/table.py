@@ -25,6 +25,7 @@ from pipelines.sources.source import (
     Source,
     files_below,
     fingerprint,
+    has_files,
     is_folder,
 )
 from pipelines.storage import AnyPath, RemotePath
@@ -42,8 +43,7 @@ _NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYP
 
 def fits(location: str) -> bool:
     """Returns whether the location is a table or a folder of tables."""
-    path = storage.at(location)
-    return bool(files_below(path, _SUFFIXES)) if is_folder(path) else path.suffix in _SUFFIXES
+    return has_files(location, _SUFFIXES)
 
 
 class Table(Source):

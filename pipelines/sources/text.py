@@ -19,6 +19,7 @@ from pipelines.sources.source import (
     class_names,
     files_below,
     fingerprint,
+    has_files,
     is_folder,
 )
 from pipelines.storage import AnyPath
@@ -29,8 +30,7 @@ _SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
 
 def fits(location: str) -> bool:
     """Returns whether the location is a text file or a folder of them."""
-    path = storage.at(location)
-    return bool(files_below(path, _SUFFIXES)) if is_folder(path) else path.suffix in _SUFFIXES
+    return has_files(location, _SUFFIXES)
 
 
 class Text(Source):

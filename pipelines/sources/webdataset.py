@@ -23,6 +23,7 @@ from pipelines.sources.source import (
     Source,
     files_below,
     fingerprint,
+    has_files,
     is_folder,
 )
 from pipelines.storage import AnyPath
@@ -59,8 +60,7 @@ class _Sample(NamedTuple):
 
 def fits(location: str) -> bool:
     """Returns whether the location is a tar file or a folder of tar files."""
-    path = storage.at(location)
-    return bool(files_below(path, {".tar"})) if is_folder(path) else path.suffix == ".tar"
+    return has_files(location, {".tar"})
 
 
 class WebDataset(Source):
