@@ -94,14 +94,9 @@ def _profile_credentials() -> dict[str, Any]:
     return {"credential_provider": provider}
 
 
-def deadline() -> float:
-    """Returns the time until which a request is repeated that begins now, by `time.monotonic`."""
-    return time.monotonic() + float(RETRY["retry_timeout"].total_seconds())
-
-
 def repeated(path: object, request: Callable[[], _Result], action: Action = "read") -> _Result:
     """Returns the result of a request, which is repeated if the transfer breaks off."""
-    end = deadline()
+    end = time.monotonic() + float(RETRY["retry_timeout"].total_seconds())
     for attempt in range(NUM_ATTEMPTS - 1):
         try:
             with translated(path, action):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,16 +20,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import DataError
+from pipelines.object_store import ChangedError as ChangedError
 from pipelines.object_store import (
-    NUM_ATTEMPTS,
     TransferError,
-    deadline,
     library,
     repeated,
     store_of,
     translated,
 )
-from pipelines.object_store import ChangedError as ChangedError
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -138,19 +135,16 @@ class RemotePath:
 
         An answer that is cut off is requested again.
         """
-        last = deadline()
-        for attempt in range(NUM_ATTEMPTS):
-            try:
-                with translated(self):
-                    data = bytes(library().get_range(self._store, self._key, start=begin, end=end))
-            except TransferError:
-                if attempt + 1 == NUM_ATTEMPTS or time.monotonic() > last:
-                    raise
-            else:
-                if len(data) == end - begin or self.num_bytes() < end:
-                    return data
-            time.sleep(0.1 * 2**attempt)
-        raise DataError(f"{self}: the server repeatedly sent too few bytes; check the connection")
+
+        def read() -> bytes:
+            data = bytes(library().get_range(self._store, self._key, start=begin, end=end))
+            if len(data) != end - begin and self.num_bytes() >= end:
+                raise TransferError(
+                    f"{self}: the server repeatedly sent too few bytes; check the connection"
+                )
+            return data
+
+        return repeated(self, read)
 
     def read_version(self) -> Version:
         """Returns the contents and what identifies them in `replace`."""
