@@ -143,14 +143,20 @@ class OddSize(layers.Layer):
         return inputs + keras.random.normal((ops.shape(inputs)[0] + 0, 4), seed=1)
 
 
-def test_numbers_that_cannot_be_split_by_row_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def fit(layer: type[layers.Layer], devices: int) -> None:
+    """Trains a model of one layer for a step."""
+
     def build() -> keras.Model:
-        model = keras.Sequential([keras.Input((4,)), OddSize()])
+        model = keras.Sequential([keras.Input((4,)), layer()])
         model.compile("sgd", "mse")
         return model
 
     x = np.ones((8, 4), "float32")
-    tfdist.Trainer(build, devices=2).fit(x, x, batch_size=8, verbose=0)
+    tfdist.Trainer(build, devices=devices).fit(x, x, batch_size=8, verbose=0)
+
+
+def test_numbers_that_cannot_be_split_by_row_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    fit(OddSize, devices=2)
     assert "Each replica draws its own random numbers of shape (None, 4)" in caplog.text
 
 
@@ -162,15 +168,9 @@ class Stateful(layers.Layer):
 
 
 def test_stateful_draws_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    def build() -> keras.Model:
-        model = keras.Sequential([keras.Input((4,)), Stateful()])
-        model.compile("sgd", "mse")
-        return model
-
-    x = np.ones((8, 4), "float32")
-    tfdist.Trainer(build, devices=1).fit(x, x, batch_size=8, verbose=0)
+    fit(Stateful, devices=1)
     assert not caplog.text
-    tfdist.Trainer(build, devices=2).fit(x, x, batch_size=8, verbose=0)
+    fit(Stateful, devices=2)
     assert "draws its own numbers with tf.random.normal" in caplog.text
     assert "draws its own numbers with tf.random.uniform" in caplog.text
 
