@@ -237,6 +237,14 @@ def test_names() -> None:
     assert connection.short("/job:localhost/replica:0/task:0/device:CPU:0") == "CPU:0"
 
 
+def test_full_names_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_servers", ["host-a:2222"])
+    assert connection.on_this_host("CPU:0") == "/job:localhost/replica:0/task:0/device:CPU:0"
+    for name in ("CPU:0", "GPU:1"):
+        full = f"/job:device_server/replica:0/task:0/device:{name}"
+        assert connection.on_this_host(full) == full
+
+
 def test_divides_names_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     from tfdist import cluster, devices
 

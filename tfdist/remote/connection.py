@@ -66,8 +66,6 @@ def resolve(names: Sequence[str]) -> list[str]:
         f"/job:{_JOB}/replica:0/task:{_servers.index(match['server'])}"
         f"/device:{match['kind'].upper()}:{match['number']}"
         if match
-        else name
-        if name.startswith("/job:")
         else on_this_host(name)
         for match, name in zip(found, names, strict=True)
     ]
@@ -102,9 +100,11 @@ def on_this_host(device: str) -> str:
 
     Args:
         device: Such as `"CPU:0"`. It is returned unchanged in a process without device servers,
-            whose own job TF_CONFIG may name.
+            whose own job TF_CONFIG may name, and so is a full name.
     """
-    return f"/job:localhost/replica:0/task:0/device:{device}" if _servers else device
+    if not _servers or device.startswith("/job:"):
+        return device
+    return f"/job:localhost/replica:0/task:0/device:{device}"
 
 
 def of_this_process(device: str) -> str:
