@@ -1,24 +1,22 @@
 """Which cases run under which strategies, by register: quick, test, check and long.
 
 `make conformance` runs every case under every strategy and number of replicas or processes. `make
-check` runs every case under the strategies of `WHOLE` with their first number. Other numbers run
-the same code on per-replica batches of another size, and the other strategies run the same step
-with weights and reductions in other places. There, `make check` runs only the cases of `FURTHER`,
-whose code depends on the number of replicas and on their communication, and those of `FEW`.
+check` runs every case under `mirrored` with two replicas. The other strategies run the same step
+with weights and reductions in other places: `make check` runs only the cases of `FURTHER`, whose
+code depends on the number of replicas and on their communication, under some of them also those of
+`FEEDING`, and only those of `FEW` under strategies that split a model. Other numbers of replicas
+run the same code on per-replica batches of another size, so that the cases of `RESIZED` suffice.
 
 `make test` runs the subset `GATE`: under `mirrored`, a case for each feature that neither
 `all-together` nor a cheaper test covers, and under every other strategy the few cases that fail
-when that strategy is broken. `make quick` runs `QUICK`. A
-case takes about 1.2 CPU seconds under a strategy, its reference 1.8, and starting a group of
+when that strategy is broken. `make quick` runs `QUICK`. A case takes about 1.2 CPU seconds under a
+strategy in one process and 4 over two processes, its reference 1.8, and starting a group of
 processes 10.
 """
 
 from __future__ import annotations
 
 import pytest
-
-#: Strategies under which `make check` runs every case: one for each implementation of the step.
-WHOLE = ("one_device", "mirrored", "multi_worker", "horovod", "parameter_server")
 
 #: Cases that depend on the number of replicas or processes, by the reason.
 FURTHER = {
@@ -47,6 +45,29 @@ FURTHER = {
     "Decisions that all replicas must agree on": ("loss-scale-overflow",),
     "Accumulation rounds, each split over the replicas": ("accumulate-clipped",),
 }
+
+#: Cases of the number of replicas alone.
+RESIZED = ("uneven-batches", "small-batches", "masked-mean-with-sample-weight", "batch-norm")
+
+#: Cases that a strategy with a data feed, state or loop of its own runs in addition.
+FEEDING = {
+    "Feeding workers from every kind of data": (
+        *("dataset", "pydataset", "strings", "dict-of-inputs", "steps-per-epoch"),
+        *("validation-split", "initial-epoch", "early-stopping"),
+    ),
+    "States that stay equal on all workers": (
+        *("layer-state", "layer-state-of-batch", "metric-in-call", "custom-metric"),
+        *("moving-average-overwrites", "loss-scale-overflow-state", "constraints"),
+    ),
+    "Random numbers of the rows of one worker": ("dropout", "augmentation", "own-step-with-noise"),
+    "Steps that the strategy does not call one by one": (
+        *("own-step", "steps-per-execution", "jit-compile", "run-eagerly"),
+        *("compute-loss-extended", "subclassed-unbuilt", "multioptimizer", "rows-that-mix"),
+    ),
+}
+
+#: Strategies that run the cases of `FEEDING`.
+FED = ("one_device", "multi_worker", "horovod", "parameter_server")
 
 #: One large case that combines all of the above.
 ALL = "all-together"
@@ -147,7 +168,8 @@ GATE: dict[str, tuple[str, ...]] = {
 #: Cases that `make test` also runs with the second number.
 GATE_FURTHER: dict[str, tuple[str, ...]] = {"mirrored": ("uneven-batches", "batch-norm")}
 
-_FURTHER = {name for names in FURTHER.values() for name in names}
+_FURTHER = {ALL, *(name for names in FURTHER.values() for name in names)}
+_FED = _FURTHER | {name for names in FEEDING.values() for name in names}
 
 
 def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
@@ -168,9 +190,11 @@ def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
 def _in_check(name: str, strategy: str, number: int) -> bool:
     if strategy in FEW:
         return number == 0 and name in FEW[strategy]
-    if strategy in WHOLE:
-        return number == 0 or name in _FURTHER
-    return name in _FURTHER | {ALL} and (number > 0 or strategy not in THREE)
+    if number != (1 if strategy in THREE else 0):
+        return strategy not in THREE and name in RESIZED
+    if strategy == "mirrored":
+        return True
+    return name in (_FED if strategy in FED else _FURTHER)
 
 
 def _in_gate(name: str, strategy: str, number: int) -> bool:

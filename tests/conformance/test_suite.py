@@ -51,7 +51,10 @@ def test_detects_lost_evaluation_rows(name: str, answers: References) -> None:
 
 
 def test_selection_names_cases_and_strategies() -> None:
-    tables = (selection.FURTHER, selection.FEW, selection.GATE, selection.GATE_FURTHER)
+    tables = (
+        *(selection.FURTHER, selection.FEEDING, selection.FEW),
+        *(selection.GATE, selection.GATE_FURTHER, {"resized": selection.RESIZED}),
+    )
     assert not {name for table in tables for names in table.values() for name in names} - {*CASES}
     assert not {*selection.FEW, *selection.GATE} - {*engines.STRATEGIES, *LAYOUTS}
 
