@@ -100,9 +100,8 @@ class BucketLock:
             found = self._path.read_version()
         except FileNotFoundError:
             return False
-        return time.time() - found.modified.timestamp() < _LEASE_SECONDS and not _owner_has_ended(
-            found
-        )
+        age = time.time() - found.modified.timestamp()
+        return age < _LEASE_SECONDS and not _owner_has_ended(found)
 
     def _take(self) -> dict[str, str]:
         """Writes the lock as soon as it is free, and returns the identity of the object."""

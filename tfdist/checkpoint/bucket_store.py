@@ -43,9 +43,7 @@ class BucketStore(Store):
         self._has_staged = False
 
     def places(self) -> list[Place]:
-        return sorted(
-            (place for place, files in self._list_files().items() if _is_complete(files))
-        )[::-1]
+        return _complete(self._list_files())
 
     def write(self, place: Place, snapshot: Packed, facts: Mapping[str, Any]) -> str:
         """Writes and uploads a checkpoint, unless an intact one of the same name exists.
@@ -93,7 +91,7 @@ class BucketStore(Store):
     def keep(self, newest: int, best: Place | None) -> None:
         with _as_os_error():
             found = self._list_files()
-            whole = sorted((place for place, files in found.items() if _is_complete(files)))[::-1]
+            whole = _complete(found)
             for place in found:
                 if place not in whole[:newest] and place != best:
                     self._remove(place, found[place])
@@ -168,6 +166,11 @@ class BucketStore(Store):
     def _clear_staging(self) -> None:
         self._pending = None
         shutil.rmtree(self._staged.folder, ignore_errors=True)
+
+
+def _complete(found: Mapping[Place, Mapping[str, int]]) -> list[Place]:
+    """Returns the places of complete checkpoints, the newest first."""
+    return sorted((place for place, files in found.items() if _is_complete(files)), reverse=True)
 
 
 def _is_complete(files: Mapping[str, int]) -> bool:

@@ -41,9 +41,9 @@ def _is_script_of_worker() -> bool:
     program = Path(sys.argv[0])  # "-m" while the package of a command is imported
     is_command = Path(__file__).parents[1] in program.absolute().parents
     in_main = multiprocessing.parent_process() is None
-    return bool(is_worker and launched and in_main and not is_command) and _leads_to_strategy(
-        program
-    )
+    if not (is_worker and launched and in_main) or is_command:
+        return False
+    return _leads_to_strategy(program)
 
 
 def _leads_to_strategy(program: Path) -> bool:
