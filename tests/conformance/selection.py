@@ -49,7 +49,7 @@ FURTHER = {
 #: Cases of the number of replicas alone.
 RESIZED = ("uneven-batches", "small-batches", "masked-mean-with-sample-weight", "batch-norm")
 
-#: Cases that a strategy with a data feed, state or loop of its own runs in addition.
+#: Cases that a strategy with a data feed, state or custom loop runs in addition.
 FEEDING = {
     "Feeding workers from every kind of data": (
         *("dataset", "pydataset", "strings", "dict-of-inputs", "steps-per-epoch"),
