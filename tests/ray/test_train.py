@@ -31,7 +31,12 @@ def two_nodes() -> Iterator[Any]:
 
 
 def environ(cluster: Any) -> dict[str, str]:
-    return {**ENVIRON, "RAY_ADDRESS": cluster.address}
+    """Returns the environment of commands that connect to a cluster.
+
+    An earlier `ray.init` of this process turns on authentication for all of its later clusters, by
+    RAY_AUTH_MODE in the environment, which the commands need as well.
+    """
+    return {**os.environ, **ENVIRON, "RAY_ADDRESS": cluster.address}
 
 
 @contextlib.contextmanager
