@@ -71,7 +71,7 @@ CHECK: dict[str, float] = {
     "notebooks/": 60,
     "tests/bench/": 100,
     "tests/benchmarks/": 12,
-    "tests/checkpoint/test_bucket_faults.py": 60,
+    "tests/checkpoint/test_bucket_faults.py": 30,
     "tests/checkpoint/test_buckets.py": 15,
     "tests/checkpoint/test_clouds.py": 20,
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,

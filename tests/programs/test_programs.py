@@ -31,7 +31,9 @@ def test_program_equals_one_device(name: str) -> None:
     assert not differences, "\n".join(map(str, differences))
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize(
+    "number", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 40))]
+)
 def test_random_model_equals_one_device(number: int) -> None:
     """`python -m tests.programs.random` tries a thousand."""
     recipe = draw_recipe(0, number)
