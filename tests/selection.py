@@ -7,11 +7,12 @@ A test has one of four registers:
 * test: the rest of the gate. A test that no table here names belongs to it.
 * check: covers more combinations of what a cheaper test covers; or builds the documentation, runs
   notebooks, or takes minutes.
-* long: further numbers of replicas and processes, and long forms; marked at the test.
+* long: further numbers of replicas and processes, more combinations of parameters, and long forms;
+  marked at the test or in `LONG`.
 
 `make quick` runs the first, `make test` the first two, `make check` the first three and `make
-long` all. Keys are folders (with a final slash), files or functions below `tests/` or the root;
-the most specific key applies. Values are costs in CPU seconds on an otherwise idle core.
+long` all. Keys are folders (with a final slash), files or functions below `tests/` or the root; the
+most specific key applies. Values are costs in CPU seconds on an otherwise idle core.
 `tests/conformance/selection.py` selects the cases of the contract.
 """
 
@@ -74,6 +75,7 @@ CHECK: dict[str, float] = {
     "tests/checkpoint/test_bucket_faults.py": 30,
     "tests/checkpoint/test_buckets.py": 15,
     "tests/checkpoint/test_clouds.py": 20,
+    "tests/checkpoint/test_resume.py::test_accumulated_gradients_are_restored": 15.1,
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
     "tests/conformance/test_suite.py": 160,
     "tests/custom_steps/test_models.py": 60,
@@ -85,12 +87,23 @@ CHECK: dict[str, float] = {
     "tests/examples/": 48,
     "tests/examples/test_unchanged_scripts.py": 62,
     "tests/faults/": 10,
+    "tests/gpu_paths/test_order_of_collectives.py::test_order_over_two_workers": 21.3,
     "tests/groups/test_process_groups.py": 15,
+    "tests/horovod/test_callbacks.py": 36,
     "tests/launcher/test_plan.py::test_horovodrun_starts_workers": 5,
     "tests/loops/data_order/test_resume_position.py::test_resumes_at_any_position": 17.6,
+    "tests/loops/test_prediction.py::"
+    "test_grouped_convolution_predicts_before_and_after_training": 11,
     "tests/model_setup/test_create.py::test_continues_training_of_plain_keras": 6,
+    "tests/model_setup/test_random_state.py::"
+    "test_model_without_an_input_is_initialized_as_in_plain_keras": 8.3,
+    "tests/model_setup/test_random_state.py::"
+    "test_second_model_is_initialized_as_in_plain_keras": 12.4,
     "tests/models/": 25,
     "tests/pipelines/pack/test_pack.py::test_interrupt_keeps_finished_shards": 16.8,
+    "tests/pipelines/reading/test_corrupt.py::test_changed_offsets_never_give_a_record_twice": 8.8,
+    "tests/pipelines/reading/test_corrupt.py::"
+    "test_compressed_shard_that_vanishes_ends_the_reading": 10.1,
     "tests/pipelines/reading/test_data_service.py": 19,
     "tests/pipelines/reading/test_memory.py": 5,
     "tests/pipelines/reading/test_mixture.py::test_sources_keep_their_order_and_resume": 9.6,
@@ -99,6 +112,7 @@ CHECK: dict[str, float] = {
     "tests/processes/test_watchdog.py::test_suspending_all_workers_ends_none": 17,
     "tests/processes/test_watchdog.py::test_orderly_exit_of_a_worker_ends_no_other": 8,
     "tests/programs/": 90,
+    "tests/remote/": 63,
     "tests/recipes/test_data.py::test_backbone_is_trained_only_after_unfreezing": 5,
     "tests/recipes/test_digits.py::test_smoothed_and_mixed_labels_are_one_hot": 5,
     "tests/recipes/test_own_folders.py::test_plots_are_written_and_saved_weights_are_loaded": 10,
@@ -111,8 +125,13 @@ CHECK: dict[str, float] = {
     "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": 10,
     "tests/step/test_random_layers.py": 25,
     "tests/step/test_remat.py::test_remat_with_accumulation_and_mixed_precision": 17,
+    "tests/strategies/parameter_server/test_strategy.py::test_model_behaves_like_keras": 10.3,
+    "tests/strategies/parameter_server/test_strategy.py::"
+    "test_schedules_count_the_updates_of_all_workers": 16.7,
     "tests/strategies/test_padding.py::test_last_batch_of_one_row_matches_one_device": 12,
     "tests/strategies/test_strategies.py::test_options_do_not_change_results": 11.3,
+    "tests/strategies/tensor_parallel/test_tensor_parallel.py::"
+    "test_matches_one_device_and_appears_complete": 14.5,
     "tests/test_canary.py::test_finds_every_private_name_in_installed_packages": 6,
     "tests/test_devices.py::test_configuring_devices_before_building_the_model": 10,
     "tests/test_devices.py::test_script_that_names_its_devices_may_use_tensorflow_first": 5,
@@ -123,9 +142,11 @@ CHECK: dict[str, float] = {
     "tests/test_properties.py": 26,
     "tests/test_readme.py": 10,
     "tests/test_suggested_fixes.py::test_calling_init_before_tensorflow_connects_workers": 13,
+    "tests/test_suggested_fixes.py::test_suggested_fix_trains": 13.8,
     "tests/test_trainer.py::test_model_recompiled_between_fits_matches_keras": 10,
     "tests/test_trainer_data.py::test_ragged_tensors_train_as_in_keras": 8.4,
     "tests/test_trainer_data.py::test_sparse_tensors_train_as_in_keras": 9.1,
+    "tests/test_trainer_errors.py::test_tensorflow_that_started_first_limits_the_devices": 8.9,
     "tests/test_trainer_files.py::test_interrupted_training_resumes": 9,
     "tests/test_trainer_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
     "tests/test_wheel.py": 10,
@@ -134,11 +155,62 @@ CHECK: dict[str, float] = {
     "tests/watchdog/test_simulated.py::test_many_failures_are_one_verdict": 17,
 }
 
+#: Parameters of tests that only `make long` runs; the others of the same test find most faults.
+LONG: dict[str, tuple[str, ...]] = {
+    "tests/checkpoint/test_resume.py::test_resumed_training_is_bitwise_identical": (
+        "one_device-train 6",
+        "mirrored-test 4",
+    ),
+    "tests/custom_steps/test_steps.py::test_matches_one_device": (
+        *("of-gradients", "sum", "sync-batch-norm-sum"),
+    ),
+    "tests/gpu_paths/test_kernel_coverage.py::test_every_operation_of_a_replica_has_a_gpu_kernel": (
+        *("mirrored, hierarchical copy-images-plain", "pipeline-images-plain"),
+    ),
+    "tests/horovod/test_optimizer.py::test_equals_one_device_with_the_global_batch": (
+        *("adam", "loop", "embedding as dense", "passes averaged", "sum"),
+        *("loss scale", "loss scale in a loop", "fp16"),
+    ),
+    "tests/loops/test_full_batch_mode.py::test_equals_one_device": ("float8", "merged graphs"),
+    "tests/loops/test_prediction.py::test_grouped_convolution_predicts_before_and_after_training": (
+        "sharded",
+        "central_storage",
+    ),
+    "tests/pipelines/reading/test_urls.py::test_order_equals_that_of_local_files": (
+        *("memory-in-order", "memory-little-memory", "memory-resumed", "memory-cached"),
+        *("s3-one-of-three", "s3-in-order"),
+    ),
+    "tests/pipelines/reading/test_urls.py::"
+    "test_compressed_remote_shards_are_read_in_the_local_order": (
+        *("memory-ZLIB", "memory-GZIP", "s3-ZLIB"),
+    ),
+    "tests/processes/test_one_worker.py::test_single_worker_matches_one_device": ("processes",),
+    "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
+        *("val-packed", "test-packed"),
+    ),
+    "tests/step/test_batch_norm.py::test_validation_evaluation_and_saved_model_agree": (
+        *("central_storage", "towers"),
+    ),
+    "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
+        *("float16", "bfloat16", "float32"),
+    ),
+    "tests/test_trainer.py::test_run_eagerly_calls_layers_eagerly": (
+        "central_storage-2",
+        "towers-2",
+    ),
+    "tests/test_trainer.py::test_second_trainer_in_a_process": ("central_storage-2", "towers-2"),
+    "tests/test_trainer_callbacks.py::test_averaged_weights_are_swapped_in": ("True",),
+    "tests/test_trainer_callbacks.py::test_callback_trains_as_in_keras": (
+        *("ReduceLROnPlateau", "Lambda", "clone", "freeze"),
+    ),
+}
+
 #: The register of every key.
 REGISTERS = {
     **dict.fromkeys(QUICK, "quick"),
     **dict.fromkeys(TEST, "test"),
     **dict.fromkeys(CHECK, "check"),
+    **{f"{test}[{name}]": "long" for test, names in LONG.items() for name in names},
 }
 _MARKED_IN_PLACE = ("quick", "check", "long")
 

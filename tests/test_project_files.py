@@ -36,4 +36,5 @@ def test_citation_matches_the_version() -> None:
 def test_selection_names_tests_that_exist(place: str) -> None:
     path, _, function = place.partition("::")
     assert (ROOT / path).exists()
-    assert not function or f"def {function}(" in (ROOT / path).read_text()
+    name = function.partition("[")[0]
+    assert not name or f"def {name}(" in (ROOT / path).read_text()

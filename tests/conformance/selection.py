@@ -136,13 +136,10 @@ QUICK = (
 GATE: dict[str, tuple[str, ...]] = {
     "mirrored": (
         *QUICK,
-        *("add-loss-sum", "add-loss-of-weights", "several-losses-dict", "compute-loss-extended"),
-        *("metric-function-of-batch", "metric-that-counts-batches", "add-loss-of-batch"),
-        *("layer-state-of-batch", "accumulate-circle", "subclassed-unbuilt", "steps-per-epoch"),
-        *("validation-split", "no-gradient", "tied-weights", "loss-sum", "loss-not-reduced"),
-        *("circle", "metric-in-call", "batch-norm-masked", "steps-per-execution", "jit-compile"),
-        *("loss-scale-clipped", ALL, "multioptimizer", "own-step", "rows-that-mix"),
-        *("class-weight", "ignore-class", "weights-of-zero", "dropout", "dropout-accumulate"),
+        *("add-loss-sum", "add-loss-of-weights", "compute-loss-extended", "add-loss-of-batch"),
+        *("metric-function-of-batch", "metric-in-call", "layer-state-of-batch", "loss-not-reduced"),
+        *("circle", "accumulate-circle", "rows-that-mix", "batch-norm-masked", "ignore-class"),
+        *("steps-per-execution", "jit-compile", "dropout", ALL),
     ),
     "one_device": ("uneven-batches", "circle", "accumulate-clipped", "loss-scale-overflow"),
     "mirrored traced once": ("uneven-batches", "embedding-clipped"),
