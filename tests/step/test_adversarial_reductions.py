@@ -19,7 +19,8 @@ import tfdist
 from tests import start_tensorflow
 from tests.conformance.engines import create_strategy
 from tfdist.step import reductions
-from tfdist.step.reductions import Reduction, ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reductions import Reduction
 from tfdist.step.row_independence import full_batch_reason
 
 NUM_ROWS = 6

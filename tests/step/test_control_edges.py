@@ -15,7 +15,7 @@ from tfdist.model_setup import build
 from tfdist.precision import Scaling
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
-from tfdist.step.reductions import ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.batches import Share

@@ -12,7 +12,8 @@ from keras import layers, ops
 
 from tests.support.training import X, Y, building
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.reductions import Reduction, ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reductions import Reduction
 
 Value = Callable[[Any], Any]
 

@@ -22,7 +22,7 @@ from tfdist.step.custom_step.step import CustomStep
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
-from tfdist.step.reductions import ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
 from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep

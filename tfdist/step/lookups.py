@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.reductions import probe_rows
+from tfdist.step.probes import probe_rows
 from tfdist.strategies import batches
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece

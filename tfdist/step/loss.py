@@ -18,7 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.step.reductions import Reduction, ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
 from tfdist.upstream import keras_losses, keras_model
 from tfdist.upstream.keras_losses import compile_loss, total_loss

@@ -23,7 +23,8 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.model_setup.build import root_cause
 from tfdist.step import batch_norm, perturbation
-from tfdist.step.reductions import DECISIONS, ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reductions import DECISIONS
 from tfdist.step.row_by_row import has_only_row_by_row_layers
 from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN
 from tfdist.step.scope import Scope

@@ -18,7 +18,8 @@ import tensorflow as tf
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
-from tfdist.step.reductions import Reduction, ReductionProbe
+from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
 from tfdist.upstream.keras_model import (

@@ -28,7 +28,8 @@ from tfdist.step import batch_norm, perturbation
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun
 from tfdist.step.custom_step.traced_step import NotReducibleError, TracedStep
 from tfdist.step.custom_step.trial import StepFn, flat_logs, try_step
-from tfdist.step.reductions import DECISIONS, Reduction, closest, rounding, rounding_of_change
+from tfdist.step.probes import MAX_ROWS, closest, rounding, rounding_of_change
+from tfdist.step.reductions import DECISIONS, Reduction
 from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 
@@ -272,10 +273,6 @@ def _one(kinds: set[Reduction | None], what: str) -> Reduction:
     if found:
         raise NotReducibleError(f"{what} is partly a mean, partly a sum over rows")
     raise NotReducibleError(f"{what} is zero on the first batch, so it cannot be inferred")
-
-
-#: Most rows of a trial, if the step accepts fewer than a batch.
-MAX_ROWS = 64
 
 
 @dataclass
