@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
+from tfdist.step import reductions
 from tfdist.step.row_independence import full_batch_reason
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
@@ -75,6 +76,18 @@ def test_keras_layers_are_not_probed() -> None:
     assert full_batch_reason(model, never, training=True) is None
     over_rows = keras.Sequential([keras.Input((4,)), layers.Softmax(axis=0)])
     assert "Softmax" in str(reason(over_rows, training=True))
+
+
+def test_softmax_over_a_middle_axis_is_decided_by_analysis() -> None:
+    """TensorFlow computes the order of the axes in the graph, from constants."""
+
+    def attend(x: tf.Tensor, *_: Any) -> tf.Tensor:
+        scores = ops.softmax(ops.reshape(x, (-1, 2, 2)), axis=1)
+        return ops.reshape(scores, (-1, 4))
+
+    reductions.DECISIONS.clear()
+    assert reason(model_with(attend), training=True) is None
+    assert set(reductions.DECISIONS) == {"analysis"}
 
 
 def test_outputs_with_another_number_of_rows_are_reported() -> None:

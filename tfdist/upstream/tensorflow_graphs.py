@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import config_pb2, device_properties_pb2, rewriter
 from tensorflow.python.eager import record
 from tensorflow.python.eager.context import FunctionCallOptions, context
 from tensorflow.python.eager.polymorphic_function import attributes
-from tensorflow.python.framework import auto_control_deps, func_graph, op_def_registry
+from tensorflow.python.framework import auto_control_deps, func_graph, op_def_registry, tensor_util
 from tensorflow.python.framework.func_graph import FuncGraph, dismantle_func_graph
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.grappler import cluster as grappler_cluster
@@ -225,6 +225,19 @@ def outermost_graph() -> tf.Graph:
     while isinstance(outer := getattr(graph, "outer_graph", None), FuncGraph):
         graph = outer
     return graph
+
+
+def constant_value(tensor: tf.Tensor) -> Any:
+    """Returns the value of a tensor of a graph as an array; None if it depends on an input.
+
+    In contrast to `tf.get_static_value`, it computes constants by `tensor_util.
+    try_evaluate_constant`, such as the order of the axes in which `tf.nn.softmax` swaps two.
+
+    Args:
+        tensor: A tensor of any graph.
+    """
+    value = tf.get_static_value(tensor)
+    return tensor_util.try_evaluate_constant(tensor) if value is None else value
 
 
 def function_graph(operation: tf.Operation, attribute: str) -> Any:

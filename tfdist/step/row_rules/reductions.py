@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdist.step.row_dependence import (
     FREE,
@@ -23,11 +22,12 @@ from tfdist.step.row_dependence import (
 )
 from tfdist.step.row_rules.elementwise import elementwise_rule
 from tfdist.step.row_rules.shapes import product_of
+from tfdist.upstream.tensorflow_graphs import constant_value
 
 
 def _axes_of(op: Any, place: int = 1) -> list[int] | None:
     """Returns the axes that an input holds, counted from the front; None if they are unknown."""
-    axes, rank = tf.get_static_value(op.inputs[place]), op.inputs[0].shape.rank
+    axes, rank = constant_value(op.inputs[place]), op.inputs[0].shape.rank
     if axes is None or rank is None:
         return None
     return [int(axis) % rank if rank else 0 for axis in np.ravel(axes)]

@@ -22,11 +22,12 @@ from tfdist.step.row_dependence import (
 )
 from tfdist.step.row_rules.elementwise import constant
 from tfdist.step.row_rules.shapes import parts_of
+from tfdist.upstream.tensorflow_graphs import constant_value
 
 
 def _sliced(op: Any, values: Values) -> Dependence:
     """`Slice`."""
-    value, begins, lengths = values[0], *(tf.get_static_value(t) for t in list(op.inputs)[1:])
+    value, begins, lengths = values[0], *(constant_value(t) for t in list(op.inputs)[1:])
     if value.kind is Kind.SHAPE:
         if begins is None or lengths is None:
             return UNKNOWN
@@ -107,7 +108,7 @@ def _entries(value: Dependence, bounds: list[Any], masks: list[int]) -> Dependen
 
 
 def _padded(op: Any, values: Values) -> Dependence:
-    value, widths = values[0], tf.get_static_value(op.inputs[1])
+    value, widths = values[0], constant_value(op.inputs[1])
     if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE else value
     if widths is None or not all(v.is_plain for v in values[1:]) or value.power:
@@ -119,17 +120,17 @@ def _gathered(op: Any, values: Values) -> Dependence:
     """`GatherV2`, `Gather` and `ResourceGather`: entries of a table, or entries of each row."""
     table, indices = values[0], values[1]
     if table.kind is Kind.SHAPE:
-        places = tf.get_static_value(op.inputs[1])
+        places = constant_value(op.inputs[1])
         if places is None:
             return UNKNOWN
         parts = tuple(table.parts[int(place)] for place in np.ravel(places))
         return parts[0] if np.ndim(places) == 0 else replace(table, parts=parts)
     if indices.kind is Kind.SELECTED and table.kind is Kind.ROWS and table.is_row_wise:
-        is_first = op.type == "GatherV2" and not tf.get_static_value(op.inputs[2])
+        is_first = op.type == "GatherV2" and not constant_value(op.inputs[2])
         return indices if is_first and not op.get_attr("batch_dims") else UNKNOWN
     if (bad := worst(values[:2])) is not None:
         return bad
-    axis = tf.get_static_value(op.inputs[2]) if op.type == "GatherV2" else 0
+    axis = constant_value(op.inputs[2]) if op.type == "GatherV2" else 0
     batch_dims = op.get_attr("batch_dims") if "batch_dims" in op.node_def.attr else 0
     table_rank = None if op.type == "ResourceGather" else op.inputs[0].shape.rank
     if axis is None or (table_rank is None and axis < 0):

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdist.step import row_dependence
 from tfdist.step.row_dependence import (
@@ -24,6 +23,7 @@ from tfdist.step.row_dependence import (
     without_factor,
     worst,
 )
+from tfdist.upstream.tensorflow_graphs import constant_value
 
 #: Draws of random numbers, whose first input is their shape.
 _DRAWS = """
@@ -37,7 +37,7 @@ def parts_of(tensor: Any, value: Dependence) -> tuple[Dependence, ...] | None:
     """Returns the classes of the entries of a vector of sizes; None if they are not known."""
     if value.kind is Kind.SHAPE:
         return value.parts
-    constant = tf.get_static_value(tensor)
+    constant = constant_value(tensor)
     if constant is not None:
         return tuple(size(int(length)) for length in np.ravel(constant))
     if value.kind is not Kind.FREE:
@@ -97,7 +97,7 @@ def _unpacked(op: Any, values: Values) -> Dependence:
 
 def _concatenated(op: Any, values: Values) -> Dependence:
     tensors, classes = list(op.inputs)[:-1], values[:-1]
-    axis, rank = tf.get_static_value(op.inputs[-1]), op.outputs[0].shape.rank
+    axis, rank = constant_value(op.inputs[-1]), op.outputs[0].shape.rank
     is_free = all(value.kind in (Kind.FREE, Kind.SHAPE) for value in classes)
     if is_free and rank == 1 and any(v.power or v.kind is Kind.SHAPE for v in classes):
         parts = [parts_of(t, v) for t, v in zip(tensors, classes, strict=True)]
@@ -114,7 +114,7 @@ def _concatenated(op: Any, values: Values) -> Dependence:
 def _split(op: Any, values: Values) -> Dependence:
     place = 1 if op.type == "Split" else 0
     value, rank = values[place], op.inputs[place].shape.rank
-    axis = tf.get_static_value(op.inputs[0 if op.type == "Split" else 2])
+    axis = constant_value(op.inputs[0 if op.type == "Split" else 2])
     if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE else value
     if axis is None or rank is None:
@@ -123,7 +123,7 @@ def _split(op: Any, values: Values) -> Dependence:
 
 
 def _expanded(op: Any, values: Values) -> Dependence:
-    value, axis = values[0], tf.get_static_value(op.inputs[1])
+    value, axis = values[0], constant_value(op.inputs[1])
     rank = op.outputs[0].shape.rank
     if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE else value
@@ -148,7 +148,7 @@ def _squeezed(op: Any, values: Values) -> Dependence:
 
 
 def _transposed(op: Any, values: Values) -> Dependence:
-    value, order = values[0], tf.get_static_value(op.inputs[1])
+    value, order = values[0], constant_value(op.inputs[1])
     if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind in (Kind.SHAPE, Kind.SELECTED) else value
     return UNKNOWN if order is None else replace(value, axis=list(order).index(value.axis))
