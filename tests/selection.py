@@ -77,7 +77,6 @@ CHECK: dict[str, float] = {
     "tests/checkpoint/test_clouds.py": 20,
     "tests/checkpoint/test_resume.py::test_accumulated_gradients_are_restored": 15.1,
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
-    "tests/conformance/test_suite.py": 160,
     "tests/custom_steps/test_models.py": 60,
     "tests/docs/test_code_blocks.py::test_blocks_run": 30,
     "tests/docs/test_code_blocks.py::test_blocks_run_in_a_new_process": 80,

@@ -1,4 +1,7 @@
-"""Tests of the suite itself: tolerances are wide enough, and every case detects lost rows."""
+"""Tests of the suite itself: tolerances are wide enough, and every case detects lost rows.
+
+`make conformance` runs them: each case takes three more trainings of plain Keras.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.conformance.engines import References
 from tests.conformance.layouts import LAYOUTS
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long) for name in CASES])
 def name(request: pytest.FixtureRequest) -> str:
     """The name of every case in turn."""
     return request.param
