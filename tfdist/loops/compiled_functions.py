@@ -26,8 +26,9 @@ from tfdist.step.reduction_probe import ReductionProbe
 from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
-from tfdist.strategies.base import ReplicaSync, Strategy
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
+from tfdist.strategies.replica_sync import ReplicaSync
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import compile_config
 from tfdist.upstream.keras_optimizers import optimizers_of

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -30,6 +30,7 @@ from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.remote import connection
 from tfdist.strategies import batches, inner_loop
 from tfdist.strategies.batches import num_rows
+from tfdist.strategies.replica_sync import FullReplicaSync, ReplicaSync
 from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
 from tfdist.watchdog import device_servers, start_up
 
@@ -41,31 +42,6 @@ ReplicaFn = Callable[[int], Any]
 UnevenData = Literal["stop", "pad", "refuse"]
 
 _WIRE_DTYPES = MappingProxyType({"fp16": tf.float16, "bf16": tf.bfloat16})
-
-
-class ReplicaSync(Protocol):
-    """Keeps the replicas' variables equal while user code runs between training steps."""
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Returns a context that notes which variables the code inside may change."""
-
-    def sync_changed(self) -> None:
-        """Updates the other replicas, at least for the variables that changed in `watching`."""
-
-
-class FullReplicaSync:
-    """A `ReplicaSync` that updates every variable each time.
-
-    Args:
-        sync: Updates all variables on all replicas.
-    """
-
-    def __init__(self, sync: Callable[[], None]) -> None:
-        self.sync_changed = sync
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Returns a context that notes nothing."""
-        return nullcontext()
 
 
 class Strategy(ABC):

@@ -12,8 +12,9 @@ import tensorflow as tf
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused, wire_dtype
 from tfdist.strategies import batches
-from tfdist.strategies.base import ReplicaFn, ReplicaSync, Strategy
+from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.mirrored_variables import FrequentSync, on_device, read_local, sync
+from tfdist.strategies.replica_sync import ReplicaSync
 from tfdist.upstream.input_data import OnDevices
 
 
