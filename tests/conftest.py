@@ -37,6 +37,7 @@ _LEFT = pytest.StashKey[list[str]]()
 _GIB_PER_PROCESS = 4.0
 
 
+@pytest.hookimpl(optionalhook=True)  # -p no:xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Returns the number of processes for `-n auto`: one per core, as far as memory allows."""
     memory = min(psutil.virtual_memory().available, _container_limit("memory.max"))

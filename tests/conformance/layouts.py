@@ -47,6 +47,19 @@ class Layout:
         name, _, variant = self.strategy.partition(" ")
         return STRATEGIES[name].by_horovod and not variant.endswith("over TensorFlow")
 
+    @property
+    def processes(self) -> str:
+        """Name of the processes that train it; layouts with the same name share them.
+
+        TensorFlow joins a process to one cluster with the same devices for all strategies, and
+        servers belong to one strategy.
+        """
+        if not self.via or "servers" in self.strategy:
+            return str(self)
+        if self.needs_horovod:
+            return f"Horovod-{self.via}-{self.num_workers}"
+        return f"TensorFlow-{self.via}-{self.num_workers}x{self.num_devices}"
+
     def __str__(self) -> str:
         devices = f"x{self.num_devices}" if self.num_devices > 1 else ""
         return (
@@ -71,13 +84,15 @@ LAYOUTS = {
         Layout("sharded parameters over processes", 2, via="mpirun"),
         Layout("sharded parameters over processes", 3),
     ],
-    "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2)],
+    "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2, via="mpirun")],
     "horovod in buckets": [
         Layout("horovod in buckets", 2, via="mpirun"),
         Layout("horovod in buckets", 3),
     ],
     "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
-    "tensor_parallel over processes": [Layout("tensor_parallel over processes", 2, num_devices=2)],
+    "tensor_parallel over processes": [
+        Layout("tensor_parallel over processes", 2, num_devices=2, via="mpirun")
+    ],
     "sharded optimizer over TensorFlow": [Layout("sharded optimizer over TensorFlow", 2)],
     "sharded gradients over TensorFlow": [Layout("sharded gradients over TensorFlow", 2)],
     "sharded parameters over TensorFlow": [Layout("sharded parameters over TensorFlow", 2)],
@@ -86,12 +101,12 @@ LAYOUTS = {
         Layout("tensor_parallel over TensorFlow", 2, num_devices=2)
     ],
     **{
-        name: [Layout(name, 2, num_devices=2)]
-        for name in (
-            "sharded parameters on a mesh",
-            "sharded gradients on a mesh over TensorFlow",
-            "pipeline on a mesh",
-            "tensor_parallel on a mesh over TensorFlow",
+        name: [Layout(name, 2, num_devices=2, via=via)]
+        for name, via in (
+            ("sharded parameters on a mesh", "mpirun"),
+            ("sharded gradients on a mesh over TensorFlow", "processes"),
+            ("pipeline on a mesh", "mpirun"),
+            ("tensor_parallel on a mesh over TensorFlow", "processes"),
         )
     },
     **{
@@ -159,19 +174,21 @@ def _catching_errors(make_handler: Callable[..., Callable[..., Any]], *arguments
     return catching_errors
 
 
-def training(strategy: str, num_devices: int) -> Callable[[str, str], Result]:
+def training(strategy: str, num_devices: int) -> Callable[[str, int, str, str], Result]:
     """Runs in a worker: returns a function that trains a case or a program, given its name.
 
-    The function also gets a folder for the files of callbacks, which all workers share.
+    Creates a strategy first, because the processes connect and the devices are fixed before
+    TensorFlow is initialized. The function gets a strategy, its number of devices, and a folder for
+    the files of callbacks, which all workers share.
     """
     from tests.conformance import engines
 
-    engines.create_strategy(strategy, num_devices)  # before TensorFlow is initialized
+    engines.create_strategy(strategy, num_devices)
     from tests.conformance.cases import CASES
     from tests.programs import engines as program_engines
     from tests.programs.programs import PROGRAMS
 
-    def train(name: str, folder: str) -> Result:
+    def train(strategy: str, num_devices: int, name: str, folder: str) -> Result:
         if name in PROGRAMS:
             return program_engines.tfdist(PROGRAMS[name], strategy, num_devices, folder)
         return engines.tfdist(CASES[name], strategy, num_devices)
@@ -180,12 +197,18 @@ def training(strategy: str, num_devices: int) -> Callable[[str, str], Result]:
 
 
 class Group(AnsweringPool):
-    """Workers of one layout that train cases and programs. A context manager."""
+    """The processes of a layout, which train cases and programs. A context manager.
+
+    They also train the layouts of `LAYOUTS` that share these processes.
+    """
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__(layout, training, layout.strategy, layout.num_devices)
+        layouts = [one for layouts in LAYOUTS.values() for one in layouts]
+        sharing = [layout, *(one for one in layouts if one.processes == layout.processes)]
+        most = max(sharing, key=lambda one: one.num_devices)
+        super().__init__(most, training, most.strategy, most.num_devices)
 
-    def train(self, case: str) -> Result:
+    def train(self, layout: Layout, case: str) -> Result:
         """Trains a case on all workers, and returns their common result.
 
         Raises:
@@ -194,9 +217,9 @@ class Group(AnsweringPool):
         """
         try:
             with tempfile.TemporaryDirectory() as folder:
-                answers = self.ask(case, folder)
+                answers = self.ask(layout.strategy, layout.num_devices, case, folder)
         except LaunchError as error:  # a TfdistError, but not one that refuses the case
-            raise AssertionError(f"{self.layout}: {error}") from None
+            raise AssertionError(f"{layout}: {error}") from None
         if all(answer.declined for answer in answers):
             raise TfdistError(answers[0].declined)
         if failed := [answer.error for answer in answers if answer.error]:

@@ -11,17 +11,21 @@ from tests.conformance.cases import CASES
 from tests.conformance.layouts import LAYOUTS, Group, Layout
 from tfdist.errors import TfdistError
 
-# All cases of a layout run in one pytest-xdist process, which starts the layout's workers once.
-# Neighboring layouts go through the cases in opposite order, so that two processes do not compute
+# All layouts with the same processes run in one pytest-xdist process, which starts these once.
+# Neighboring groups go through the cases in opposite order, so that two processes do not compute
 # the same references.
+GROUPS: dict[str, list[tuple[str, int, Layout]]] = {}
+for strategy, layouts in LAYOUTS.items():
+    for number, layout in enumerate(layouts):
+        GROUPS.setdefault(layout.processes, []).append((strategy, number, layout))
 PARAMETERS = [
     pytest.param(
         layout, name,
-        marks=[pytest.mark.xdist_group(str(layout)), *selection.marks(name, strategy, number)],
+        marks=[pytest.mark.xdist_group(processes), *selection.marks(name, strategy, number)],
         id=f"{layout}-{name}",
     )
-    for turn, (strategy, layouts) in enumerate(LAYOUTS.items())
-    for number, layout in enumerate(layouts)
+    for turn, (processes, members) in enumerate(GROUPS.items())
+    for strategy, number, layout in members
     for name in list(CASES)[:: -1 if turn % 2 else 1]
 ]  # fmt: skip
 
@@ -30,14 +34,14 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture(scope="module")
 def group_of() -> Iterator[Callable[[Layout], Group]]:
-    """Returns a function that starts the group of a layout and stops the one before."""
+    """Returns a function that starts the processes of a layout and stops those before."""
     running: list[Group] = []
 
     def get(layout: Layout) -> Group:
         if layout.needs_horovod:
             reason = "Horovod is not installed: make horovod"
             pytest.importorskip("horovod.tensorflow", reason=reason)
-        if not running or running[0].layout != layout:
+        if not running or running[0].layout.processes != layout.processes:
             while running:
                 running.pop().stop()
             running.append(Group(layout))
@@ -57,7 +61,7 @@ def test_equals_one_device_on_every_worker(
 ) -> None:
     case, group = CASES[name], group_of(layout)
     try:
-        result = group.train(name)
+        result = group.train(layout, name)
     except TfdistError:
         if not engines.may_refuse(case, layout.strategy):
             raise

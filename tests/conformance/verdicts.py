@@ -14,7 +14,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tests import start_tensorflow
-from tests.conformance.layouts import LAYOUTS, Group
+from tests.conformance.layouts import LAYOUTS, Group, Layout
 from tests.programs.programs import PROGRAMS
 
 TIMEOUT_SECONDS = 120.0
@@ -83,7 +83,8 @@ def judge(question: Question) -> Verdict:
         if plain:
             result = engines.keras_mirrored(case, num_replicas)
         elif question.engine in LAYOUTS:
-            result = _group(question.engine, num_replicas).train(case.name)
+            layout = _layout(question.engine, num_replicas)
+            result = _group(layout.processes).train(layout, case.name)
         elif isinstance(case, Program):
             result = program_engines.tfdist(case, question.engine, num_replicas)
         else:
@@ -93,7 +94,7 @@ def judge(question: Question) -> Verdict:
         refused = may_refuse and isinstance(error, TfdistError)
         first_line = (str(error).strip() or "no message").splitlines()[0]
         if question.engine in LAYOUTS and not isinstance(error, TfdistError):
-            _restart(question.engine, num_replicas)
+            _restart(_layout(question.engine, num_replicas))
             first_line = (str(error).strip() or "no message").splitlines()[-1]
         status = "refused" if refused else "crash"
         return Verdict(status, math.inf, (f"{type(error).__name__}: {first_line}",))
@@ -103,16 +104,21 @@ def judge(question: Question) -> Verdict:
     return Verdict("wrong", max(d.size for d in differences), tuple(map(str, differences)))
 
 
+def _layout(strategy: str, num_workers: int) -> Layout:
+    return next(one for one in LAYOUTS[strategy] if one.num_workers == num_workers)
+
+
 @functools.cache
-def _group(strategy: str, num_workers: int) -> Group:
-    """Returns the worker processes of a layout, which end with this process."""
-    return Group(next(o for o in LAYOUTS[strategy] if o.num_workers == num_workers))
+def _group(processes: str) -> Group:
+    """Returns the worker processes of some layouts, which end with this process."""
+    layouts = [one for layouts in LAYOUTS.values() for one in layouts]
+    return Group(next(one for one in layouts if one.processes == processes))
 
 
-def _restart(strategy: str, num_workers: int) -> None:
+def _restart(layout: Layout) -> None:
     """Stops the workers of a layout, which a failed case may have left in an inconsistent state."""
     with suppress(Exception):
-        _group(strategy, num_workers).stop()
+        _group(layout.processes).stop()
     _group.cache_clear()
 
 

@@ -13,8 +13,9 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("via", ["", "processes"])
 def test_single_worker_matches_one_device(via: str) -> None:
-    with Group(Layout("multi_worker", 1, num_devices=2, via=via)) as group:
+    layout = Layout("multi_worker", 1, num_devices=2, via=via)
+    with Group(layout) as group:
         for name in ("uneven-batches", "embedding"):
             expected = engines.expected(name)
-            differences = results.compare(group.train(name), expected, CASES[name])
+            differences = results.compare(group.train(layout, name), expected, CASES[name])
             assert not differences, "\n".join(map(str, differences))
