@@ -10,6 +10,8 @@ from collections.abc import Iterable
 #: resumes it. It is 128 plus the number of SIGUSR1. Kubeflow's training operator restarts pods that
 #: exit with a code of at least 128.
 REQUEUE = 138
+#: Exit code of a process that did not fail itself, but needs one that is lost.
+PEER_LOST = 75
 #: Minimum number of letters to suggest words with this part, and maximum number of suggestions.
 _MIN_PART, _MAX_WORDS = 3, 3
 

@@ -170,9 +170,10 @@ class Trainer:
         self.remat = remat
         self.checkpoints, self._num_fits = checkpoints, 0
         self._watchdog = Watchdog(strategy, watchdog_seconds)
-        with remat_of_layers.exact_remat():
-            self.model = create.create(build_model, strategy, precision, loss_scale)
-        strategy.place(self.model)
+        with strategy.translate_errors():
+            with remat_of_layers.exact_remat():
+                self.model = create.create(build_model, strategy, precision, loss_scale)
+            strategy.place(self.model)
         options = StepOptions(
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random
         )

@@ -16,7 +16,7 @@ from benchmarks.hosts import Hosts
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.support import ROOT
 from tests.support.waiting import wait_for
-from tfdist.watchdog.deadline import EXIT_CODE
+from tfdist.errors import PEER_LOST
 
 START_SECONDS, END_SECONDS = 240.0, 60.0
 TRAIN = [sys.executable, "-m", "tfdist.train", "--smoke"]
@@ -74,7 +74,7 @@ def test_multi_worker_ranks_exit_after_a_network_cut(two_hosts: Hosts) -> None:
         out, _ = process.communicate(timeout=END_SECONDS)
         assert f"rank {1 - rank} on" in out, out
         assert "has not responded" in out
-        assert process.returncode == EXIT_CODE
+        assert process.returncode == PEER_LOST
     assert time.monotonic() - began < END_SECONDS
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.processes.faulty import ASLEEP
 from tests.support import ROOT
 from tfdist.cluster.networks import free_ports
-from tfdist.watchdog.deadline import EXIT_CODE
+from tfdist.errors import PEER_LOST
 
 SECONDS = 240.0
 
@@ -54,19 +54,19 @@ def test_killed_worker_is_reported(train: Train) -> None:
     assert "error: rank 1 on" in output
     assert "died: its connection closed unexpectedly." in output
     assert "faulty.py" in output  # the main thread's stack, down to the user's code
-    assert code == EXIT_CODE
+    assert code == PEER_LOST
 
 
 def test_worker_that_never_reaches_the_first_step_is_reported(train: Train) -> None:
     code, output = train(ASLEEP)[0]
     assert "is alive, but has kept the others waiting for 6 s. It reached nothing, not " in output
-    assert code == EXIT_CODE
+    assert code == PEER_LOST
 
 
 def test_error_of_a_worker_is_reported(train: Train) -> None:
     (code, output), (code_of_1, output_of_1) = train("failing")
     assert "failed: ValueError: this batch is cursed\n" in output
-    assert code == EXIT_CODE
+    assert code == PEER_LOST
     assert "ValueError: this batch is cursed\nand more about it" in output_of_1
     assert code_of_1 == 1
 

@@ -18,7 +18,7 @@ from tests.processes.reporting import SIZE
 from tests.support import ROOT
 from tests.support.starting import SECONDS
 from tests.support.waiting import wait_for
-from tfdist.watchdog.deadline import EXIT_CODE
+from tfdist.errors import PEER_LOST
 
 #: By fault: the message that the other workers print.
 FAULTS = {
@@ -88,7 +88,7 @@ def test_other_workers_report_the_fault_and_exit(
         for rank in range(SIZE) if victim else (0, rank_of_output):
             assert re.search(rf"^  rank {rank} on \S+ \(pid .*; last report", output, re.M)
         assert "reporting.py" in output  # the main thread's stack
-        assert code == EXIT_CODE
+        assert code == PEER_LOST
 
 
 def test_orderly_exit_of_a_worker_ends_no_other(tmp_path: Path) -> None:

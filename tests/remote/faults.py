@@ -1,13 +1,15 @@
 """`python -m tests.remote.faults`: kills and stops device servers, and looks how trainings end.
 
 Every try starts two servers and a training on both, and sends SIGKILL or SIGSTOP to one of the
-servers at a random moment. The training has to end by itself, with the watchdog's exit code and the
-server's name. Start it on a quiet machine: it prints the seconds that this took.
+servers at a random moment of a phase; phases and strategies take turns. The training has to end by
+itself, with the watchdog's exit code and the server's name. Start it on a quiet machine: it prints
+the seconds that this took.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import random
 import select
@@ -16,8 +18,12 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+# BLAS libraries start threads when they are imported, which a fork would lose.
+os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 import keras
 import numpy as np
@@ -26,11 +32,22 @@ import tfdist
 from tests.faults.forks import Forked, Report
 from tfdist.cluster.networks import free_ports
 from tfdist.console import command
+from tfdist.errors import PEER_LOST
 from tfdist.remote import __main__ as server_command
-from tfdist.watchdog.deadline import EXIT_CODE
+from tfdist.remote import connection
+from tfdist.remote.heartbeat import START_SECONDS, wait_for
 
-#: Marks of the training at which a server is lost, and how many of them are counted at most.
-_MARKS = {"connected": 1, "begin": 1, "step": 40, "evaluation": 3, "saved": 3}
+#: Phases of a training in which a server is lost: the number of marks that are counted at most, and
+#: the most seconds from the mark to the signal.
+_PHASES = {
+    "connecting": (1, 0.5),
+    "building": (1, 0.5),
+    "first step": (1, 2.0),
+    "step": (40, 0.2),
+    "evaluation": (3, 0.2),
+    "saving": (3, 0.1),
+}
+_STRATEGIES = ("pipeline", "sharded", "tensor_parallel")
 #: Time until a server is lost on a busy machine, and then until the training must have ended.
 _START_SECONDS, _END_SECONDS = 300.0, 120.0
 
@@ -53,7 +70,7 @@ class Outcome(NamedTuple):
     @property
     def is_well(self) -> bool:
         """Whether the training ended with the code and the message that it should."""
-        return self.seconds is not None and self.code == EXIT_CODE and self.named
+        return self.seconds is not None and self.code == PEER_LOST and self.named
 
 
 class _Reports(keras.callbacks.Callback):
@@ -62,7 +79,7 @@ class _Reports(keras.callbacks.Callback):
         self._report = report
 
     def on_train_begin(self, logs: object = None) -> None:
-        self._report("begin")
+        self._report("first step")
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._report("step")
@@ -71,7 +88,7 @@ class _Reports(keras.callbacks.Callback):
         self._report("evaluation")
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
-        self._report("saved")
+        self._report("saving")
 
 
 def build() -> keras.Model:
@@ -85,11 +102,21 @@ def build() -> keras.Model:
 def train(servers: list[str], strategy: str, folder: Path, report: Report) -> None:
     """Trains without end on the devices of servers; runs in a process of its own."""
 
+    def reporting_wait_for(servers: Sequence[str], seconds: float = START_SECONDS) -> None:
+        wait_for(servers, seconds)
+        report("connecting")
+
+    def reporting_build() -> keras.Model:
+        report("building")
+        return build()
+
     def fit() -> None:
+        connection.wait_for = reporting_wait_for
         devices = [f"{server}/CPU:0" for server in servers]
         checkpoints = tfdist.Checkpoints(folder)
-        trainer = tfdist.Trainer(build, strategy=strategy, devices=devices, checkpoints=checkpoints)
-        report("connected")
+        trainer = tfdist.Trainer(
+            reporting_build, strategy=strategy, devices=devices, checkpoints=checkpoints
+        )
         x = np.random.default_rng(0).normal(size=(96, 16)).astype("float32")
         data = (x, x[:, :1])
         trainer.fit(
@@ -97,23 +124,27 @@ def train(servers: list[str], strategy: str, folder: Path, report: Report) -> No
             callbacks=[_Reports(report)],
         )  # fmt: skip
 
+    faulthandler.register(signal.SIGUSR1)
     _exit(command.run(fit))
 
 
-def attempt(number: int, rng: random.Random, folder: Path) -> Outcome:
+def attempt(
+    number: int, how: signal.Signals, phases: Sequence[str], rng: random.Random, folder: Path
+) -> Outcome:
     """Starts servers and a training, loses a server, and waits for the end of the training."""
     ports = free_ports(2)
     names = [f"localhost:{port}" for port in ports]
-    strategy = rng.choice(("pipeline", "sharded", "tensor_parallel"))
-    how = rng.choice((signal.SIGKILL, signal.SIGSTOP))
-    mark = rng.choice([*_MARKS])
-    count, delay, place = rng.randint(1, _MARKS[mark]), rng.random() * 0.2, rng.randrange(2)
+    mark = phases[number % len(phases)]
+    strategy = _STRATEGIES[number // len(phases) % len(_STRATEGIES)]
+    most, longest = _PHASES[mark]
+    count, delay, place = rng.randint(1, most), rng.random() * longest, rng.randrange(2)
     log = folder / f"training-{number}.log"
 
     def serve(port: int) -> Forked:
         return Forked(lambda _: _exit(server_command.main([str(port)])), {}, folder / "servers.log")
 
     servers = [serve(port) for port in ports]
+    wait_for(names, _START_SECONDS)
     training = Forked(
         lambda report: train(names, strategy, folder / f"checkpoints-{number}", report), {}, log
     )
@@ -129,6 +160,9 @@ def attempt(number: int, rng: random.Random, folder: Path) -> Outcome:
                 sent_at = time.monotonic()
                 deadline = sent_at + _END_SECONDS
         seconds = time.monotonic() - sent_at if sent_at and training.code is not None else None
+        if seconds is None:
+            training.signal(signal.SIGUSR1)  # prints where it hangs
+            time.sleep(1)
     finally:
         for child in (training, *servers):
             child.signal(signal.SIGKILL)
@@ -136,7 +170,7 @@ def attempt(number: int, rng: random.Random, folder: Path) -> Outcome:
                 time.sleep(0.01)
     said = log.read_text() if log.exists() else ""
     return Outcome(
-        f"{how.name} at {mark} {count}, {strategy}",
+        f"{how.name} {delay:.2f} s after {mark} {count}, {strategy}",
         seconds,
         training.code,
         f"error: Device server {names[place]}" in said,
@@ -152,22 +186,26 @@ def _exit(code: int) -> NoReturn:
 def main() -> int:
     """Prints each try and a summary; returns 1 if a training did not end as it should."""
     parser = argparse.ArgumentParser(prog="python -m tests.remote.faults", description=__doc__)
-    parser.add_argument("--tries", type=int, default=50)
+    parser.add_argument("--kills", type=int, default=36)
+    parser.add_argument("--stops", type=int, default=12)
+    parser.add_argument("--phase", nargs="+", choices=_PHASES, default=[*_PHASES])
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rng, outcomes = random.Random(arguments.seed), []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(arguments.tries):
-            outcomes.append(attempt(number, rng, Path(folder)))
+        kinds = [signal.SIGKILL] * arguments.kills + [signal.SIGSTOP] * arguments.stops
+        for number, how in enumerate(kinds):
+            outcomes.append(attempt(number, how, arguments.phase, rng, Path(folder)))
             print(number, *outcomes[-1], sep="\t", flush=True)
             if not outcomes[-1].is_well:
                 print((Path(folder) / f"training-{number}.log").read_text()[-3000:], flush=True)
-    for how in ("SIGKILL", "SIGSTOP"):
-        own = [one for one in outcomes if one.how.startswith(how)]
+    for name in ("SIGKILL", "SIGSTOP"):
+        own = [one for one in outcomes if one.how.startswith(name)]
+        well = sum(one.is_well for one in own)
         ended = [one.seconds for one in own if one.seconds is not None]
         print(
-            f"{how}: {len(own)} tries, {len(own) - len(ended)} hung, {sum(o.is_well for o in own)} "
-            f"ended with code {EXIT_CODE} and the server's name; seconds until the end: "
+            f"{name}: {len(own)} tries, {len(own) - len(ended)} hung, {well} "
+            f"ended with code {PEER_LOST} and the server's name; seconds until the end: "
             f"median {statistics.median(ended or [0]):.1f}, longest {max(ended, default=0):.1f}"
         )
     return int(not all(one.is_well for one in outcomes))

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from tests.remote import servers
 from tests.support import ROOT
 from tfdist.cluster.networks import free_ports
 from tfdist.devices import resolve
-from tfdist.errors import ClusterError, ConfigurationError, DeviceError
+from tfdist.errors import PEER_LOST, ClusterError, ConfigurationError, DeviceError
 from tfdist.remote import __main__ as command
 from tfdist.remote import connection, heartbeat
 
@@ -193,7 +194,7 @@ def test_server_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) ->
 def test_heartbeat_reports_the_loss_from_its_process() -> None:
     code = (
         "import queue, sys; from tfdist.remote.heartbeat import Heartbeat; q = queue.Queue(); "
-        "Heartbeat(sys.argv[1:], q.put, 75); print(q.get(timeout=60))"
+        "h = Heartbeat(sys.argv[1:], 75); h.on_loss = q.put; h.listen(); print(q.get(timeout=60))"
     )
     address = f"localhost:{free_ports(1)[0]}"
     done = subprocess.run(
@@ -203,11 +204,45 @@ def test_heartbeat_reports_the_loss_from_its_process() -> None:
     assert f"Device server {address} is gone" in done.stdout
 
 
+def test_server_that_is_lost_while_connecting_ends_the_process() -> None:
+    """TensorFlow waits for it without a time limit."""
+    code = (
+        "import sys; from tfdist.remote import connection; "
+        "connection.wait_for = lambda servers: None; connection.resolve(sys.argv[1:])"
+    )
+    address = f"localhost:{free_ports(1)[0]}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"{address}/CPU:0"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75, done.stderr
+    assert f"error: Device server {address} is gone" in done.stderr
+
+
+def test_server_that_is_lost_while_the_model_is_built_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import tensorflow as tf
+
+    import tfdist
+
+    heart = SimpleNamespace(lost=None, on_loss=None)
+    monkeypatch.setattr(connection, "heartbeat", lambda: heart)
+
+    def build() -> NoReturn:
+        heart.lost = heartbeat.Lost("host-b:2222", "is gone")
+        raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
+
+    with pytest.raises(ClusterError, match="Device server host-b:2222 is gone") as caught:
+        tfdist.Trainer(build, strategy="one_device")
+    assert caught.value.exit_code == PEER_LOST
+
+
 def test_process_whose_python_is_blocked_ends_with_the_exit_code() -> None:
     """As calls of TensorFlow do that wait for a stopped server."""
     code = (
         "import ctypes, sys; from tfdist.remote import heartbeat; "
-        "heartbeat.Heartbeat(sys.argv[1:], print, 75); "
+        "heartbeat.Heartbeat(sys.argv[1:], 75).listen(); "
         "ctypes.PyDLL(None).sleep(100)"  # unlike CDLL, it keeps the lock of the interpreter
     )
     address = f"localhost:{free_ports(1)[0]}"

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from tfdist.cluster.messages import secret_environ
-from tfdist.errors import TfdistError
+from tfdist.errors import PEER_LOST, TfdistError
 from tfdist.launcher import plan
 from tfdist.launcher.plan import Process
 from tfdist.launcher.processes import Child, Children, Streams, signals_raise
@@ -24,7 +24,6 @@ from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
 from tfdist.ray.messages import End, Line, Message
 from tfdist.ray.placement import Extension, Placement, Resources, reserved
-from tfdist.watchdog.deadline import EXIT_CODE
 
 _LOG = logging.getLogger("tfdist.launch")
 
@@ -87,7 +86,7 @@ def run(job: Job) -> Failure | None:
             f"The workers did not start in the Ray cluster ({_summary(error)}): check that its "
             "nodes are up, and that tfdist is installed on all of them."
         )
-        return Failure("launcher", EXIT_CODE, message)
+        return Failure("launcher", PEER_LOST, message)
 
 
 def _run(job: Job) -> Failure | None:
@@ -237,7 +236,7 @@ class RayChild(Child):
         if isinstance(cause, TfdistError):  # raised by the actor: the program cannot be started
             return End(1, str(cause))
         return End(
-            EXIT_CODE,
+            PEER_LOST,
             f"Lost rank {self._process.name}: the Ray node {node.address} "
             f"({node.node_id[:8]}) or the worker's actor ended ({_summary(error)}).",
         )

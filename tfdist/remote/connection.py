@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfdist.cluster import networks
 from tfdist.cluster.record import split
-from tfdist.errors import DeviceError
-from tfdist.remote import heartbeat
+from tfdist.errors import PEER_LOST, ClusterError, DeviceError
+from tfdist.remote.heartbeat import Heartbeat, Lost, first_lost, wait_for
 
 _JOB = "device_server"
 _REMOTE = re.compile(r"(?P<server>[^/\s]+:\d+)/(?:device:)?(?P<kind>CPU|GPU):(?P<number>\d+)", re.I)
@@ -27,6 +27,7 @@ _FULL = re.compile(rf"/job:{_JOB}/replica:0/task:(\d+)/device:(.*)")
 _STREAMING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 
 _servers: list[str] = []
+_heartbeat: Heartbeat | None = None
 
 
 def names_remote(devices: object) -> bool:
@@ -78,14 +79,37 @@ def resolve(names: Sequence[str]) -> list[str]:
 
 
 def _connect(servers: Sequence[str]) -> None:
-    heartbeat.wait_for(servers)
+    global _heartbeat
+    wait_for(servers)
+    # TensorFlow waits for a server that is lost from now on, and blocks Python meanwhile.
+    _heartbeat = Heartbeat(servers, PEER_LOST)
     os.environ[_STREAMING] = "0"
     own = f"{networks.address_towards(split(servers[0])[0])}:{networks.free_ports(1)[0]}"
     jobs = {"localhost": [own], _JOB: list(servers)}
-    tf.config.experimental_connect_to_cluster(
-        tf.train.ClusterSpec(jobs), job_name="localhost", protocol="grpc"
-    )
+    try:
+        tf.config.experimental_connect_to_cluster(
+            tf.train.ClusterSpec(jobs), job_name="localhost", protocol="grpc"
+        )
+        tf.config.list_logical_devices()  # connects, which may wait for ever
+    except tf.errors.OpError as error:
+        if lost := first_lost(servers):
+            raise error_of(lost) from error
+        raise
+    finally:
+        _heartbeat.listen()
     _servers.extend(servers)
+
+
+def error_of(lost: Lost) -> ClusterError:
+    """Returns the error for a lost server."""
+    error = ClusterError(str(lost))
+    error.exit_code = PEER_LOST
+    return error
+
+
+def heartbeat() -> Heartbeat | None:
+    """Returns what watches the servers, if this process is connected to some."""
+    return _heartbeat if _servers else None
 
 
 def connected() -> list[str]:

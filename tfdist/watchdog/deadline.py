@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-#: Exit code of a worker that did not fail itself, but waited for one that did.
-EXIT_CODE = 75
+from tfdist.errors import PEER_LOST
 
 
 @contextmanager
@@ -40,10 +39,10 @@ def exit_now(reason: str) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         print(
-            f"error: {reason}\nThis process exits with code {EXIT_CODE}. Stacks of its threads:",
+            f"error: {reason}\nThis process exits with code {PEER_LOST}. Stacks of its threads:",
             file=sys.stderr,
             flush=True,
         )
         # File descriptor 2, because sys.stderr has no file descriptor in a notebook.
         faulthandler.dump_traceback(2)
-    os._exit(EXIT_CODE)
+    os._exit(PEER_LOST)
