@@ -108,7 +108,9 @@ def test_latencies_are_parsed() -> None:
     assert durations.short_seconds("1.5 ms") == pytest.approx(1.5e-3)
 
 
-@pytest.mark.parametrize("row", published.ROWS, ids=lambda row: f"{row.network}-{row.workers}")
+@pytest.mark.parametrize(
+    "row", published.ROWS, ids=lambda row: f"{row.network}-{row.workers * row.devices}"
+)
 def test_published_efficiencies_are_reproduced(row: published.Row) -> None:
     """Within 15 %, from the hardware's data alone."""
     assert row.planned() == pytest.approx(row.efficiency, rel=0.15)
