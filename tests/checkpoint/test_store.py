@@ -102,7 +102,7 @@ def test_deeply_nested_json_is_damage(name: str, tmp_path: Path) -> None:
     path = Path(store.path(PLACES[-1]))
     (path / name).write_text("[" * 100_000)
     if name != manifest.NAME:
-        measured = manifest._measure(str(path / name))
+        measured = manifest.measure(str(path / name))
         rewrite_manifest(path, lambda content: content["files"].update({name: measured}))
     assert newest(store) == store.path(PLACES[-2])
 

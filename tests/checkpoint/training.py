@@ -111,9 +111,13 @@ def state(trainer: Trainer, folder: Path) -> dict[str, Any]:
 
 
 def newest(folder: Path) -> dict[str, bytes]:
-    """Returns the files of the newest checkpoint, without timestamps and Keras's name counters."""
+    """Returns the files of the newest checkpoint.
+
+    Timestamps, Keras's name counters, and tokens in the names of files are left out.
+    """
     store = Store(folder)
-    files = {path.name: path.read_bytes() for path in Path(store.path(store.places()[0])).iterdir()}
+    paths = Path(store.path(store.places()[0])).iterdir()
+    files = {re.sub(r"-\w{8}\.", ".", path.name): path.read_bytes() for path in paths}
     files["state.json"] = re.sub(rb'_\d+(?=[_/"\\])', b"", files["state.json"])
     manifest = json.loads(files.pop("manifest.json"))
     facts = {name: manifest[name] for name in ("step", "epoch", "ended", "logs")}

@@ -23,6 +23,7 @@ STRATEGIES: dict[str, tuple[tuple[int, ...], float]] = {
     "mirrored mixed_float16": ((1,), 0.0),
     "central_storage": ((1,), 0.0),
     "sharded": ((1,), 0.0),
+    "sharded ranks": ((2,), 0.0),
     "pipeline": ((1,), 0.0),
     "tensor_parallel": ((1,), 0.0),
     "parameter_server": ((1,), 0.0),
@@ -31,20 +32,28 @@ STRATEGIES: dict[str, tuple[tuple[int, ...], float]] = {
     # Computed in float64 (`training.DOUBLE`): losses of some hundreds are rounded by 6e-14, and
     # another number of workers adds them up in another order.
     "horovod elastic": ((2, 1, 3), 1e-12),
+    "sharded elastic": ((2, 1, 3), 1e-12),
 }
 PHASES = ("start-up", "step", "save", "evaluation")
 
 
-def draw(random: np.random.Generator, num_workers: int) -> Moment:
-    """Returns a random moment: phases, ranks and counts are uniformly distributed."""
+def draw(random: np.random.Generator, num_workers: int, saves: bool) -> Moment:
+    """Returns a random moment: phases, ranks and counts are uniformly distributed.
+
+    Args:
+        random: The generator.
+        num_workers: Number of processes.
+        saves: Whether all of them write checkpoints.
+    """
     phase = PHASES[random.integers(len(PHASES))]
     rank = int(random.integers(num_workers))
     if phase == "start-up":
         return Moment(phase, rank, "fork", 1, random.uniform(0.0, 1.5))
     if phase == "step":
         return Moment(phase, rank, "step", int(random.integers(1, 7)), random.uniform(0.0, 0.03))
-    if phase == "save":  # only the chief reports saves; another rank may be in a save as well
-        return Moment(phase, 0, "save", int(random.integers(1, 4)), random.uniform(0.0, 0.03))
+    if phase == "save":  # if only the chief reports saves, another rank may be in a save as well
+        rank = rank if saves else 0
+        return Moment(phase, rank, "save", int(random.integers(1, 4)), random.uniform(0.0, 0.03))
     return Moment(phase, rank, "evaluation", int(random.integers(1, 3)), random.uniform(0.0, 0.02))
 
 
@@ -89,7 +98,7 @@ def run(strategy: str, seed: int, num_kills: int, folder: Path, reference: Path)
     moments = []
     sizes = itertools.cycle(STRATEGIES[strategy][0])
     for num_workers in itertools.islice(sizes, num_kills):
-        moment = draw(random, num_workers)
+        moment = draw(random, num_workers, strategy in training.BY_RANKS)
         if not attempt(strategy, folder, moment, num_workers):
             break
         moments.append(moment)

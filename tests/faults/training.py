@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+from tfdist.checkpoint import joint_save
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.store import Store
+from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
 
 NUM_ROWS, BATCH_SIZE, EPOCHS, EVERY = 32, 4, 3, 2
@@ -27,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored mixed_float16": {"devices": 2, "precision": "mixed_float16"},
     "central_storage": {"devices": 2},
     "sharded": {"devices": 2},
+    "sharded ranks": {},
+    "sharded elastic": {},
     "pipeline": {"devices": 2},
     "tensor_parallel": {"devices": 2},
     "parameter_server": {"devices": 1},
@@ -34,10 +38,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "horovod": {},
     "horovod elastic": {},
 }
+#: Each rank writes its shards, of the layer with enough weights.
+BY_RANKS = ("sharded ranks", "sharded elastic")
+_SMALLEST = 8
 #: Random layers are reproducible from run to run, but draw other numbers on each replica.
 RANDOM = ("one_device", "mirrored")
 #: Another number of workers adds up in another order. In float64, only a fault is visible then.
-DOUBLE = ("horovod elastic",)
+DOUBLE = ("horovod elastic", "sharded elastic")
 
 _NOISE = np.random.default_rng(0)
 ROWS = _NOISE.normal(size=(NUM_ROWS, 4)).astype("float32")
@@ -107,7 +114,7 @@ def train(variant: str, folder: Path, report: Report) -> None:
     keras.config.set_floatx("float64" if variant in DOUBLE else "float32")
     trainer = Trainer(
         lambda: build(variant in RANDOM),
-        variant.partition(" ")[0],
+        Sharded(smallest=_SMALLEST) if variant in BY_RANKS else variant.partition(" ")[0],
         **OPTIONS[variant],
         checkpoints=Checkpoints(folder / "checkpoints", every=EVERY, keep=2),
     )
@@ -124,14 +131,22 @@ def train(variant: str, folder: Path, report: Report) -> None:
         np.savez(folder / "half.npz", *values)
         (folder / "history.json").write_text(json.dumps(history))
         (folder / "half.npz").replace(folder / "weights.npz")
+    trainer.strategy.barrier()  # the chief reads the shards of the others
 
 
-def reporting_saves(report: Report) -> AbstractContextManager[Any]:
+@contextmanager
+def reporting_saves(report: Report) -> Iterator[None]:
     """Reports the beginning of every save inside the context."""
-    write = Store.write
 
-    def written(self: Store, *arguments: Any) -> str:
-        report("save")
-        return write(self, *arguments)
+    def reporting(write: Callable[..., Any]) -> Callable[..., Any]:
+        def written(*arguments: Any) -> Any:
+            report("save")
+            return write(*arguments)
 
-    return mock.patch.object(Store, "write", written)
+        return written
+
+    with (
+        mock.patch.object(Store, "write", reporting(Store.write)),
+        mock.patch.object(joint_save, "write_part", reporting(joint_save.write_part)),
+    ):
+        yield

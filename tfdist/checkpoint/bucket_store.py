@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,7 +52,7 @@ class BucketStore(Store):
             OSError, tf.errors.OpError: The checkpoint cannot be written or uploaded. If the upload
                 fails, it stays in the staging folder until the next one, and `finish` retries.
         """
-        with _as_os_error():
+        with manifest.as_os_error():
             if self._is_uploaded(place):
                 return self.path(place)
         self._clear_staging()
@@ -89,7 +89,7 @@ class BucketStore(Store):
                 self._remove(place, files)
 
     def keep(self, newest: int, best: Place | None) -> None:
-        with _as_os_error():
+        with manifest.as_os_error():
             found = self._list_files()
             whole = _complete(found)
             for place in found:
@@ -136,17 +136,12 @@ class BucketStore(Store):
 
     def _upload(self, place: Place) -> None:
         local, target = Path(self._staged.path(place)), self._root / place.name
-        with _as_os_error():
+        with manifest.as_os_error():
             self._before_upload()
             for file in sorted(local.iterdir()):
                 if file.name != manifest.NAME:
                     (target / file.name).upload(file)
-            content = (local / manifest.NAME).read_bytes()
-            try:
-                (target / manifest.NAME).write_bytes(content, overwrite=False)
-            except FileExistsError:  # our own earlier write, if the contents are the same
-                if (target / manifest.NAME).read_bytes() != content:
-                    raise OSError(f"{target} was written by another run") from None
+            manifest.put(target, (local / manifest.NAME).read_bytes())
         self._pending = None
         self._clear_staging()
 
@@ -175,12 +170,3 @@ def _complete(found: Mapping[Place, Mapping[str, int]]) -> list[Place]:
 
 def _is_complete(files: Mapping[str, int]) -> bool:
     return manifest.NAME in files
-
-
-@contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Converts transfer errors to OSError, which a local disk raises."""
-    try:
-        yield
-    except (pipelines.DataError, UnreadableError) as error:
-        raise OSError(str(error)) from error

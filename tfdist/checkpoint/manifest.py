@@ -6,11 +6,12 @@ written last: a checkpoint is complete if its manifest exists and matches every 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import platform
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -55,11 +56,35 @@ def write(folder: str, facts: Mapping[str, Any], files: Sequence[str]) -> None:
         facts: Further entries of the manifest; must be serializable as JSON.
         files: The names of the files.
     """
-    listed = {name: _measure(posixpath.join(folder, name)) for name in sorted(files)}
+    listed = {name: measure(posixpath.join(folder, name)) for name in sorted(files)}
+    with tf.io.gfile.GFile(posixpath.join(folder, NAME), "w") as file:
+        file.write(text_of(facts, listed))
+
+
+def text_of(facts: Mapping[str, Any], listed: Mapping[str, Any]) -> str:
+    """Returns a manifest.
+
+    Args:
+        facts: Further entries of the manifest; must be serializable as JSON.
+        listed: What `measure` returned for each file, by its name.
+    """
     content = {"format": FORMAT, **facts, "files": listed}
     content[_CHECKSUM] = _checksum_of(content)
-    with tf.io.gfile.GFile(posixpath.join(folder, NAME), "w") as file:
-        file.write(json.dumps(content, indent=2))
+    return json.dumps(content, indent=2)
+
+
+def put(folder: RemotePath, content: bytes) -> None:
+    """Writes a manifest to a bucket, after all other files of the checkpoint.
+
+    Raises:
+        OSError: Another run has written the same checkpoint.
+    """
+    path = folder / NAME
+    try:
+        path.write_bytes(content, overwrite=False)
+    except FileExistsError:  # our own earlier write, if the contents are the same
+        if path.read_bytes() != content:
+            raise OSError(f"{folder} was written by another run") from None
 
 
 def exists(folder: str) -> bool:
@@ -110,7 +135,7 @@ def verify(folder: str) -> dict[str, Any]:
     for name, expected in content["files"].items():
         path = posixpath.join(folder, name)
         try:
-            found = _measure(path)
+            found = measure(path)
         except tf.errors.OpError as error:
             raise error_of(path, error) from None
         if found["bytes"] != expected["bytes"]:
@@ -121,6 +146,15 @@ def verify(folder: str) -> dict[str, Any]:
         if found != expected:
             raise DamagedError(f"{path} is damaged: its content differs from what was written")
     return content
+
+
+@contextlib.contextmanager
+def as_os_error() -> Iterator[None]:
+    """Converts transfer errors to OSError, which a local disk raises."""
+    try:
+        yield
+    except (pipelines.DataError, UnreadableError) as error:
+        raise OSError(str(error)) from error
 
 
 def error_of(path: str, error: Exception) -> DamagedError | UnreadableError:
@@ -158,7 +192,7 @@ def _read_bytes(path: str) -> bytes:
         return bytes(file.read())
 
 
-def _measure(path: str) -> dict[str, Any]:
+def measure(path: str) -> dict[str, Any]:
     """Returns the size of a file and its CRC-32C (Castagnoli 1993)."""
     checksum, size = 0, 0
     with tf.io.gfile.GFile(path, "rb") as file:

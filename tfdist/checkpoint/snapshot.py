@@ -7,8 +7,9 @@ Structured state is JSON. Every array in it is stored with the variables in a Te
 from __future__ import annotations
 
 import json
+import math
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,30 +25,64 @@ VARIABLES, STATE = "variables", "state.json"
 _ARRAY = "array:"  # in JSON, stands for the array of the name that follows
 
 
+class Shard(NamedTuple):
+    """The elements of a variable that one rank has.
+
+    Attributes:
+        name: The name of the variable.
+        shape: The shape of the variable.
+        begin: The position of the first element in the flattened variable.
+        values: The elements, a vector.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    begin: int
+    values: tf.Tensor
+
+    def slices(self) -> Iterator[tuple[str, tf.Tensor]]:
+        """Yields the specification of each slice, for `SaveV2`, and its elements."""
+        end, position = self.begin + len(self.values), 0
+        for box in _boxes(self.shape, self.begin, end):
+            sizes = [size for _, size in box]
+            num = math.prod(sizes)
+            where = ":".join(f"{first},{size}" for first, size in box)
+            spec = f"{' '.join(map(str, self.shape))} {where}"
+            yield spec, tf.reshape(self.values[position : position + num], sizes)
+            position += num
+
+
 class Packed(NamedTuple):
     """A serialized, immutable snapshot, to pass between threads and processes or write to disk.
 
     Attributes:
         text: JSON.
         arrays: Arrays or tensors on the host, by name.
+        shards: This rank's shards of other variables, if each rank writes its own.
     """
 
     text: str
     arrays: dict[str, Any]
+    shards: Sequence[Shard] = ()
 
     def write(self, folder: str) -> list[str]:
         """Writes the files and returns their names; equal states give identical files."""
-        names = sorted(self.arrays)
-        with tf.device("CPU:0"):
-            tf.raw_ops.SaveV2(
-                prefix=posixpath.join(folder, VARIABLES),
-                tensor_names=names,
-                shape_and_slices=[""] * len(names),
-                tensors=[tf.convert_to_tensor(self.arrays[name]) for name in names],
-            )
+        self.write_variables(posixpath.join(folder, VARIABLES))
         with tf.io.gfile.GFile(posixpath.join(folder, STATE), "w") as file:
             file.write(self.text + "\n")
         return sorted(tf.io.gfile.listdir(folder))
+
+    def write_variables(self, prefix: str) -> None:
+        """Writes a TensorFlow checkpoint of the arrays and shards."""
+        with tf.device("CPU:0"):
+            entries = [
+                (name, "", tf.convert_to_tensor(self.arrays[name])) for name in sorted(self.arrays)
+            ]
+            entries += [(shard.name, *own) for shard in self.shards for own in shard.slices()]
+            names, specs, tensors = zip(*entries, strict=True)
+            tf.raw_ops.SaveV2(
+                prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors
+            )
 
     @classmethod
     def read(cls, folder: str) -> Packed:
@@ -60,7 +95,8 @@ class Packed(NamedTuple):
         try:
             with tf.io.gfile.GFile(posixpath.join(folder, STATE), "r") as file:
                 text = file.read()
-            prefix = posixpath.join(folder, VARIABLES)
+            (index,) = (name for name in tf.io.gfile.listdir(folder) if name.endswith(".index"))
+            prefix = posixpath.join(folder, index.removesuffix(".index"))
             dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
             with tf.device("CPU:0"):
                 tensors = tf.raw_ops.RestoreV2(
@@ -83,11 +119,13 @@ class Snapshot:
         variables: Arrays, or tensors on the host, by name.
         paths: The Keras paths of the variables, by name.
         state: Everything else: nested dicts and lists of JSON values and arrays.
+        shards: This rank's shards of the variables that are not in `variables`.
     """
 
     variables: dict[str, Any] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+    shards: list[Shard] = field(default_factory=list)
 
     def packed(self) -> Packed:
         """Returns an immutable copy of the snapshot.
@@ -97,7 +135,8 @@ class Snapshot:
         """
         arrays: dict[str, Any] = dict(self.variables)
         state = _without_arrays(self.state, arrays, "state")
-        return Packed(json.dumps({"paths": self.paths, "state": state}, indent=1), arrays)
+        text = json.dumps({"paths": self.paths, "state": state}, indent=1)
+        return Packed(text, arrays, tuple(self.shards))
 
     @classmethod
     def unpacked(cls, packed: Packed, path: str = "the checkpoint") -> Snapshot:
@@ -118,6 +157,34 @@ class Snapshot:
             reason = f"{type(error).__name__}: {error}"
             raise DamagedError(f"{path} is damaged: cannot parse {STATE} ({reason})") from None
         return cls(variables, content["paths"], state)
+
+
+def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Yields slices that together are the elements `begin` to `end` of a flattened array, in order.
+
+    Args:
+        shape: The shape of the array.
+        begin: The first element.
+        end: The element after the last one.
+
+    Yields:
+        The first index and the size in each dimension.
+    """
+    if len(shape) == 1:
+        yield ((begin, end - begin),)
+        return
+    num = math.prod(shape[1:])  # elements of a row
+    first, last = begin // num, end // num
+    if begin % num or first == last:  # a part of a row
+        stop = min(end, (first + 1) * num)
+        for box in _boxes(shape[1:], begin - first * num, stop - first * num):
+            yield ((first, 1), *box)
+        first += 1
+    if first < last:
+        yield ((first, last - first), *((0, size) for size in shape[1:]))
+    if first <= last and end % num:
+        for box in _boxes(shape[1:], 0, end % num):
+            yield ((last, 1), *box)
 
 
 def _without_arrays(value: Any, arrays: dict[str, Any], name: str) -> Any:

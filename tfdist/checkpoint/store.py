@@ -27,7 +27,8 @@ from tfdist.checkpoint.staging import temporary_folder
 from tfdist.errors import ConfigurationError
 
 _FORM = re.compile(r"epoch-(\d+)-step-(\d+)")
-_TEMPORARY = ".writing-"
+#: Begins the names of folders that are not complete yet.
+TEMPORARY = ".writing-"
 _DAMAGED = "damaged-"
 
 
@@ -151,7 +152,7 @@ class Store:
         with contextlib.suppress(DamagedError, UnreadableError):
             manifest.verify(final)
             return final
-        temporary = f"{_TEMPORARY}{place.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        temporary = f"{TEMPORARY}{place.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path = posixpath.join(self.folder, temporary) if self.is_local else final
         try:
             if tf.io.gfile.exists(final):
@@ -159,12 +160,12 @@ class Store:
             tf.io.gfile.makedirs(path)
             files = snapshot.write(path)
             if self.is_local:
-                _flush(path)
+                flush(path)
             manifest.write(path, facts, files)
             if self.is_local:
-                _flush(path)
+                flush(path)
                 Path(path).rename(final)
-                _sync(Path(self.folder))
+                sync(Path(self.folder))
         except BaseException:
             with contextlib.suppress(OSError, tf.errors.OpError):
                 tf.io.gfile.rmtree(path)
@@ -176,7 +177,7 @@ class Store:
         if not tf.io.gfile.isdir(self.folder):
             return
         for name in tf.io.gfile.listdir(self.folder):
-            if name.startswith(_TEMPORARY):
+            if name.startswith(TEMPORARY):
                 tf.io.gfile.rmtree(posixpath.join(self.folder, name))
 
     def keep(self, newest: int, best: Place | None) -> None:
@@ -294,14 +295,15 @@ def _download(url: str, folder: Path) -> None:
             raise UnreadableError(f"{url}/{name} cannot be downloaded ({error})") from None
 
 
-def _flush(folder: str) -> None:
+def flush(folder: str) -> None:
     """Flushes a local folder and its files to the disk, so that they survive a power failure."""
     for path in Path(folder).iterdir():
-        _sync(path)
-    _sync(Path(folder))
+        sync(path)
+    sync(Path(folder))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flushes a local file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -15,10 +15,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.snapshot import Snapshot
+from tfdist.checkpoint.snapshot import Shard, Snapshot
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model
+from tfdist.upstream.keras_variables import is_divided_over_processes
 
 #: Variables by owner: `model`, `optimizer 1`, `metrics`, ...
 Groups = Mapping[str, Sequence[keras.Variable]]
@@ -46,6 +47,27 @@ def capture(groups: Groups, snapshot: Snapshot) -> None:
         for name, variable in _named(groups).items():
             snapshot.variables[name] = tf.identity(variable.value)
             snapshot.paths[name] = variable.path
+
+
+def capture_parts(groups: Groups, snapshot: Snapshot, is_chief: bool) -> None:
+    """Adds this process's shards to a snapshot, and on the chief the variables without shards.
+
+    No values are exchanged between processes.
+    """
+    with tf.device("CPU:0"):
+        for name, variable in _named(groups).items():
+            if is_divided_over_processes(variable):
+                (part,), begin = variable.parts, variable.division.begin
+                shape = tuple(variable.shape)
+                snapshot.shards.append(Shard(name, shape, begin, tf.identity(part)))
+            elif is_chief:
+                snapshot.variables[name] = tf.identity(variable.value)
+            snapshot.paths[name] = variable.path
+
+
+def are_divided(groups: Groups) -> bool:
+    """Returns whether some variables are sharded over processes."""
+    return any(is_divided_over_processes(v) for variables in groups.values() for v in variables)
 
 
 def restore(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -> None:

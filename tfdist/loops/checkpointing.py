@@ -1,36 +1,32 @@
 """Saves checkpoints during training, and resumes from them.
 
 Between two steps, all workers have the same state and have used the same batches. Therefore only
-the chief writes checkpoints, and when training resumes, it reads the checkpoint and broadcasts it.
+the chief writes checkpoints, unless each worker has only its shards of some variables. When
+training resumes, the chief reads the checkpoint and broadcasts it.
 """
 
 from __future__ import annotations
 
 import posixpath
-import re
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
-import tensorflow as tf
+import numpy as np
 
 from tfdist.checkpoint import resume
 from tfdist.checkpoint.locations import store_at
 from tfdist.checkpoint.lock import lock_of
-from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
-from tfdist.checkpoint.store import BackgroundWriter, Place, Store
-from tfdist.errors import ConfigurationError
 from tfdist.groups.agreement import from_rank0
+from tfdist.loops.checkpoint_writer import CheckpointWriter, Job, say
 from tfdist.loops.epoch import Call
 from tfdist.loops.keras_loops import CheckpointHooks
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.inner_loop import Logs
+from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.upstream import keras_training
 
 
@@ -65,6 +61,8 @@ class Checkpointing(CheckpointHooks):
         self._state.callbacks, self._epochs = callbacks, epochs
         from_rank0(self._strategy.group, self._acquire_lock)
         found = resume.choose(self._settings, self._store, self._strategy, say)
+        if self._state.is_divided():
+            self._writing.write_jointly()
         if found is None:
             return False
         self._path, self._saved = found
@@ -100,17 +98,22 @@ class Checkpointing(CheckpointHooks):
     def end_call(self, call: Call) -> None:
         progress = self.progress
         self._advance(call)
-        every, seconds = self._settings.steps, self._settings.seconds
-        is_step = every is not None and progress.total % every == 0
-        is_time = seconds is not None and time.monotonic() - self._saved_at >= seconds
-        if is_step:
+        every = self._settings.steps
+        if every is not None and progress.total % every == 0:
             self.before_save()
-        # The clocks of workers differ.
-        if is_step or (is_time and not self._state.has_pending() and self.may_save()):
+            self._save()
+
+    def columns(self, result: LoopResult) -> list[float]:
+        seconds = self._settings.seconds
+        return [seconds is not None and time.monotonic() - self._saved_at >= seconds]
+
+    def compare(self, rows: np.ndarray) -> None:
+        # The clocks of workers differ; that of rank 0 decides.
+        if rows[0, 0] and not self._state.has_pending() and self.may_save():
             self._save()
 
     def interrupted(self) -> None:
-        self._save()
+        self._save(is_last=True)
         self.close()
 
     @contextmanager
@@ -120,7 +123,7 @@ class Checkpointing(CheckpointHooks):
         try:
             yield
         except KeyboardInterrupt:
-            self._writing.submit(job)
+            self._writing.submit(job, is_last=True)
             self.close()
             raise
 
@@ -129,7 +132,7 @@ class Checkpointing(CheckpointHooks):
         progress.step, progress.logs = 0, dict(logs)
         is_last = progress.stopped or progress.epoch >= self._epochs
         if self._is_best(logs) or is_last or self._settings.at_epochs:
-            self._save()
+            self._save(is_last)
 
     def close(self) -> None:
         try:
@@ -141,9 +144,9 @@ class Checkpointing(CheckpointHooks):
         self._advance(call)
         store = store_at(posixpath.join(self._store.folder, name))
         path = store.path(self.progress.place)
+        self._writing.submit(None)  # waits for the thread, which writes to the same disk
         snapshot = self._state.take(self.progress)
         if snapshot is not None:
-            self._writing.submit(None)  # waits for the thread, which writes to the same disk
             facts = self._writing.facts(self.progress, self._epochs)
             store.write(self.progress.place, snapshot.packed(), facts)
             store.finish()
@@ -181,98 +184,14 @@ class Checkpointing(CheckpointHooks):
         self.progress.best = {"value": value, "place": list(self.progress.place)}
         return True
 
-    def _save(self) -> None:
+    def _save(self, is_last: bool = False) -> None:
         self._saved_at = time.monotonic()
         self._lock.check()
-        self._writing.submit(self._job())
+        self._writing.submit(self._job(), is_last)
 
-    def _job(self) -> Callable[[], None] | None:
-        """Returns a function that writes a copy of the current state, or None on other workers."""
-        if (snapshot := self._state.take(self.progress)) is None:
+    def _job(self) -> Job | None:
+        """Returns a copy of the current state to write, or None on workers that write nothing."""
+        snapshot = self._state.take(self.progress, self._writing.is_joint)
+        if snapshot is None:
             return None
         return self._writing.job(snapshot, self.progress, self._epochs)
-
-
-#: The name of the failed TensorFlow operation at the beginning of its error message.
-_NODE = re.compile(r"^\{\{.*?\}\} ")
-
-
-class CheckpointWriter:
-    """Writes checkpoints in a background thread, one at a time.
-
-    Args:
-        settings: Which checkpoints to keep, and whether a failed write stops the run.
-        store: Where to write.
-        strategy: The strategy, which is described in the manifest.
-    """
-
-    def __init__(self, settings: Checkpoints, store: Store, strategy: Strategy) -> None:
-        self._settings, self._store, self._strategy = settings, store, strategy
-        self._writer = BackgroundWriter()
-
-    def job(self, snapshot: Snapshot, progress: Progress, epochs: int) -> Callable[[], None]:
-        """Returns a function that writes a checkpoint.
-
-        Args:
-            snapshot: The state.
-            progress: The progress of the run at that point.
-            epochs: Total number of epochs.
-        """
-        packed, place, facts = snapshot.packed(), progress.place, self.facts(progress, epochs)
-        best = Place(*progress.best["place"]) if progress.best else None
-
-        def write() -> None:
-            self._store.write(place, packed, facts)
-            self._store.keep(self._settings.keep, best)
-
-        return write
-
-    def submit(self, job: Callable[[], None] | None) -> None:
-        """Starts a write in the background thread, and reports the result of the previous one.
-
-        Raises:
-            ConfigurationError: The previous write failed, and `on_error` is `"stop"`.
-        """
-        try:
-            self._writer.wait()
-        except (OSError, tf.errors.OpError) as error:
-            reason = _NODE.sub("", str(error).splitlines()[0])
-            line = f"Could not write a checkpoint to {self._settings.folder}: {reason}"
-            if self._settings.on_error == "stop":
-                raise ConfigurationError(f"{line}. Earlier checkpoints are intact.") from error
-            say(f"{line}. Training continues; earlier checkpoints are intact.")
-        if job is not None:
-            self._writer.submit(job)
-
-    def finish(self) -> None:
-        """Waits for the write in progress, and for its upload.
-
-        Raises:
-            ConfigurationError: The last checkpoint could not be uploaded.
-        """
-        try:
-            self.submit(None)
-        finally:
-            self._store.finish()
-
-    def facts(self, progress: Progress, epochs: int) -> dict[str, Any]:
-        """Returns the manifest of a checkpoint."""
-        strategy = self._strategy
-        return {
-            "step": progress.total,
-            "epoch": progress.epoch,
-            "step of epoch": progress.step,
-            "ended": progress.stopped or progress.epoch >= epochs,
-            "logs": {name: v for name, v in progress.logs.items() if isinstance(v, float)},
-            "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "strategy": strategy.name,
-            "replicas": strategy.num_replicas,
-            "workers": strategy.num_workers,
-            "versions": versions(),
-            "configuration": dict(self._settings.configuration),
-        }
-
-
-def say(line: str) -> None:
-    """Prints a line on standard error."""
-    print(line, file=sys.stderr, flush=True)

@@ -82,15 +82,28 @@ class TrainingState:
         accumulation = self._functions.accumulation
         return accumulation is not None and accumulation.has_pending()
 
-    def take(self, progress: Progress) -> Snapshot | None:
-        """Returns the current state on the chief, and None on other workers."""
+    def is_divided(self) -> bool:
+        """Returns whether each worker has only its shards of some variables."""
+        return variables.are_divided(self._functions.variables())
+
+    def take(self, progress: Progress, in_parts: bool = False) -> Snapshot | None:
+        """Returns the current state on the chief, and None on other workers.
+
+        Args:
+            progress: The progress of the run.
+            in_parts: Whether each worker returns its shards, which the chief gathers otherwise.
+        """
         accumulation, waiting = self._functions.accumulation, None
         if accumulation is not None and accumulation.has_pending():
             waiting = variables.capture_gradient_sums(self._strategy, accumulation.waiting)
-        if not self._strategy.is_chief:
-            return None
-        snapshot, current = Snapshot(), self._handlers.of_epoch(progress.epoch)
-        variables.capture(self._functions.variables(), snapshot)
+        snapshot, is_chief = Snapshot(), self._strategy.is_chief
+        if in_parts:
+            variables.capture_parts(self._functions.variables(), snapshot, is_chief)
+        if not is_chief:
+            return snapshot if in_parts else None
+        if not in_parts:
+            variables.capture(self._functions.variables(), snapshot)
+        current = self._handlers.of_epoch(progress.epoch)
         snapshot.state = {
             "progress": asdict(progress),
             "callbacks": callback_state.states(self.callbacks),

@@ -289,6 +289,11 @@ def is_elsewhere(variable: keras.Variable) -> bool:
     return is_in_parts(variable) and not variable.division.has_all
 
 
+def is_divided_over_processes(variable: keras.Variable) -> bool:
+    """Returns whether other processes have some shards; this one may also have the full value."""
+    return isinstance(variable, ShardedVariable) and not variable.division.has_all
+
+
 def values_of(variable: keras.Variable) -> list[tf.Variable]:
     """Returns what this process stores of a variable: its value, or else its shards."""
     return list(variable.parts) if is_in_parts(variable) else [variable.value]

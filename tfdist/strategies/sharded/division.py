@@ -54,6 +54,9 @@ class OverProcesses:
         size: Elements of the variable, at least one for each process.
         coordinator: Coordinator of this process.
         all_reduce: Sums tensors over the processes.
+
+    Attributes:
+        begin: The position of this process's shard in the flattened variable.
     """
 
     reads_parts, has_all = False, False
@@ -63,7 +66,7 @@ class OverProcesses:
     ) -> None:
         rank = coordinator.group.rank
         self._sizes = shard_sizes(size, coordinator.group.size)
-        self._begin, self._end = sum(self._sizes[:rank]), sum(self._sizes[: rank + 1])
+        self.begin, self._end = sum(self._sizes[:rank]), sum(self._sizes[: rank + 1])
         self._size, self._coordinator, self._all_reduce = size, coordinator, all_reduce
         self._number = coordinator.number()
 
@@ -73,7 +76,7 @@ class OverProcesses:
 
     def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
         """Returns the shard of this process, a vector."""
-        return [copied_slice(tf.reshape(whole, [-1]), 0, self._begin, self._end)]
+        return [copied_slice(tf.reshape(whole, [-1]), 0, self.begin, self._end)]
 
     def join(
         self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType

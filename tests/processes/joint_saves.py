@@ -1,0 +1,89 @@
+"""Scenarios in which two processes write the shards of one checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+
+import tfdist
+from tests.strategies.sharded.scenarios import momentum
+from tests.support.training import FIT
+from tfdist.checkpoint import joint_save, manifest
+from tfdist.checkpoint.joint_save import JointSave, Target
+from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.snapshot import Packed
+from tfdist.errors import ConfigurationError
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.sharded.strategy import Sharded
+from tfdist.trainer import Trainer
+
+NUM_EPOCHS = 3
+
+
+def run(shared: str, bucket: str) -> dict[str, Any]:
+    """Runs all scenarios in each of two processes; returns the results of rank 0."""
+    strategy = Sharded(smallest=2, shard="gradients", process_group="tensorflow")
+    found: dict[str, Any] = {"folders": {}, "failures": {}}
+    for folder in (shared, bucket):
+        _fit(strategy, folder)
+        found["folders"][folder] = _sizes(folder) if strategy.is_chief else {}
+    for name, failing in {"first": {0}, "last": {2}, "last twice": {2, 3}}.items():
+        lines = _fit_with_failures(strategy, f"{shared}-{name}", failing)
+        found["failures"][name] = strategy.group.gather_objects(lines)
+    found["not shared"] = strategy.group.gather_objects(_in_folders_of_two_hosts(strategy, shared))
+    return found
+
+
+def _fit(strategy: Strategy, folder: str) -> keras.Model:
+    trainer = Trainer(momentum, strategy, checkpoints=tfdist.Checkpoints(folder, keep=9))
+    trainer.fit(**FIT, epochs=NUM_EPOCHS)
+    return trainer.model
+
+
+def _sizes(folder: str) -> dict[str, int]:
+    """Returns the bytes of the files of the newest checkpoint, without tokens in their names."""
+    store = store_at(folder)
+    listed = manifest.read(store.path(store.places()[0]))["files"]
+    return {name.partition(".")[2]: entry["bytes"] for name, entry in listed.items()}
+
+
+def _fit_with_failures(strategy: Strategy, folder: str, failing: set[int]) -> tuple[str, list[int]]:
+    """Lets rank 1 fail to write its part of some saves, by their numbers.
+
+    Returns:
+        What this rank prints and raises, and the epochs of the checkpoints.
+    """
+    write, num_saves = joint_save.write_part, 0
+
+    def write_part(target: Target, packed: Packed, save: JointSave) -> Any:
+        nonlocal num_saves
+        num_saves += 1
+        if strategy.rank == 1 and num_saves - 1 in failing:
+            raise OSError("the disk is full")
+        return write(target, packed, save)
+
+    with (
+        contextlib.redirect_stderr(io.StringIO()) as lines,
+        mock.patch.object(joint_save, "write_part", write_part),
+    ):
+        try:
+            _fit(strategy, folder)
+        except ConfigurationError as error:
+            lines.write(f"error: {error}")
+    strategy.barrier()
+    left = [path.name for path in Path(folder).glob(".writing-*")]
+    assert not left or failing == {2, 3}, left
+    return lines.getvalue(), [place.epoch for place in store_at(folder).places()]
+
+
+def _in_folders_of_two_hosts(strategy: Strategy, folder: str) -> tuple[str, int]:
+    """Returns what each rank prints, and its number of checkpoints, if each has its own disk."""
+    own = f"{folder}-host-{strategy.rank}"
+    with contextlib.redirect_stderr(io.StringIO()) as lines:
+        _fit(strategy, own)
+    return lines.getvalue(), len(store_at(own).places())
