@@ -79,7 +79,6 @@ CHECK: dict[str, float] = {
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
     "tests/custom_steps/test_models.py": 60,
     "tests/docs/test_code_blocks.py::test_blocks_run": 30,
-    "tests/docs/test_code_blocks.py::test_blocks_run_in_a_new_process": 80,
     "tests/docs/test_docstrings.py::test_example_runs": 40,
     "tests/docs/test_docstrings.py::test_examples_run_in_a_new_process": 100,
     "tests/docs/test_site.py::test_site_builds_without_warnings": 15,

@@ -3,7 +3,7 @@
 `make conformance` runs every case under every strategy and number of replicas or processes. `make
 check` runs every case under `mirrored` with two replicas. The other strategies run the same step
 with weights and reductions in other places: `make check` runs only the cases of `FURTHER`, whose
-code depends on the number of replicas and on their communication, under some of them also those of
+code depends on the number of replicas and on their communication, under some of them also cases of
 `FEEDING`, and only those of `FEW` under strategies that split a model. Other numbers of replicas
 run the same code on per-replica batches of another size, so that the cases of `RESIZED` suffice.
 
@@ -49,25 +49,36 @@ FURTHER = {
 #: Cases of the number of replicas alone.
 RESIZED = ("uneven-batches", "small-batches", "masked-mean-with-sample-weight", "batch-norm")
 
-#: Cases that a strategy with a data feed, state or custom loop runs in addition.
-FEEDING = {
+#: Further cases of strategies with several workers or a loop of their own, by the reason. Horovod
+#: and TensorFlow's collectives differ in how they communicate (`FURTHER`), but split data, agree on
+#: states and draw random numbers in the same way.
+FEEDING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Feeding workers from every kind of data": (
-        *("dataset", "pydataset", "strings", "dict-of-inputs", "steps-per-epoch"),
-        *("validation-split", "initial-epoch", "early-stopping"),
+        ("horovod", "parameter_server"),
+        (
+            *("dataset", "pydataset", "strings", "dict-of-inputs", "steps-per-epoch"),
+            *("validation-split", "initial-epoch", "early-stopping"),
+        ),
     ),
     "States that stay equal on all workers": (
-        *("layer-state", "layer-state-of-batch", "metric-in-call", "custom-metric"),
-        *("moving-average-overwrites", "loss-scale-overflow-state", "constraints"),
+        ("horovod", "parameter_server"),
+        (
+            *("layer-state", "layer-state-of-batch", "metric-in-call", "custom-metric"),
+            *("moving-average-overwrites", "loss-scale-overflow-state", "constraints"),
+        ),
     ),
-    "Random numbers of the rows of one worker": ("dropout", "augmentation", "own-step-with-noise"),
+    "Random numbers of the rows of one worker": (
+        ("horovod", "parameter_server"),
+        ("dropout", "augmentation", "own-step-with-noise"),
+    ),
     "Steps that the strategy does not call one by one": (
-        *("own-step", "steps-per-execution", "jit-compile", "run-eagerly"),
-        *("compute-loss-extended", "subclassed-unbuilt", "multioptimizer", "rows-that-mix"),
+        ("one_device", "multi_worker", "parameter_server"),
+        (
+            *("own-step", "steps-per-execution", "jit-compile", "run-eagerly"),
+            *("compute-loss-extended", "subclassed-unbuilt", "multioptimizer", "rows-that-mix"),
+        ),
     ),
 }
-
-#: Strategies that run the cases of `FEEDING`.
-FED = ("one_device", "multi_worker", "horovod", "parameter_server")
 
 #: One large case that combines all of the above.
 ALL = "all-together"
@@ -155,7 +166,6 @@ GATE: dict[str, tuple[str, ...]] = {
         *("uneven-batches", "unknown-length", "embedding-clipped", "auc", "batch-norm"),
         *("circle", "accumulate-clipped"),
     ),
-    "parameter_server": ("uneven-batches", "embedding-clipped", "batch-norm", "auc"),
     "pipeline": ("embedding-clipped", "batch-norm"),
     "tensor_parallel": ("accumulate-clipped",),
     "sharded gradients": ("uneven-batches",),
@@ -166,7 +176,6 @@ GATE: dict[str, tuple[str, ...]] = {
 GATE_FURTHER: dict[str, tuple[str, ...]] = {"mirrored": ("uneven-batches", "batch-norm")}
 
 _FURTHER = {ALL, *(name for names in FURTHER.values() for name in names)}
-_FED = _FURTHER | {name for names in FEEDING.values() for name in names}
 
 
 def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
@@ -191,7 +200,10 @@ def _in_check(name: str, strategy: str, number: int) -> bool:
         return strategy not in THREE and name in RESIZED
     if strategy == "mirrored":
         return True
-    return name in (_FED if strategy in FED else _FURTHER)
+    if any(strategy in strategies and name in names for strategies, names in FEEDING.values()):
+        return True
+    # With one replica there is nothing to split or to communicate.
+    return name in (GATE[strategy] if strategy == "one_device" else _FURTHER)
 
 
 def _in_gate(name: str, strategy: str, number: int) -> bool:

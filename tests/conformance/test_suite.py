@@ -55,11 +55,13 @@ def test_detects_lost_evaluation_rows(name: str, answers: References) -> None:
 
 def test_selection_names_cases_and_strategies() -> None:
     tables = (
-        *(selection.FURTHER, selection.FEEDING, selection.FEW),
-        *(selection.GATE, selection.GATE_FURTHER, {"resized": selection.RESIZED}),
+        *(selection.FURTHER, selection.FEW, selection.GATE, selection.GATE_FURTHER),
+        {reason: names for reason, (_, names) in selection.FEEDING.items()},
+        {"resized": selection.RESIZED},
     )
     assert not {name for table in tables for names in table.values() for name in names} - {*CASES}
-    assert not {*selection.FEW, *selection.GATE} - {*engines.STRATEGIES, *LAYOUTS}
+    fed = {strategy for strategies, _ in selection.FEEDING.values() for strategy in strategies}
+    assert not {*selection.FEW, *selection.GATE, *fed} - {*engines.STRATEGIES, *LAYOUTS}
 
 
 def _large_differences(

@@ -42,6 +42,11 @@ def blocks(page: Path) -> list[Block]:
     return [_block(text, found) for found in _BLOCK.finditer(text)]
 
 
+def num_to_run(page: Path) -> int:
+    """Returns the number of blocks of a page that a test runs."""
+    return sum(not block.reason for block in blocks(page))
+
+
 def _block(text: str, found: re.Match[str]) -> Block:
     line = text[: found.start()].count("\n") + 2
     comment = _COMMENT.search(text[: found.start()])

@@ -11,20 +11,13 @@ import pytest
 
 import pipelines
 import tfdist
-from tests.docs.code_blocks import blocks
+from tests.docs.code_blocks import blocks, num_to_run
 from tests.docs.execution import run_page
-from tests.docs.test_docstrings import run_in_new_process
+from tests.docs.test_docstrings import ELSEWHERE
 from tests.docs.test_site import PAGES
 from tests.support import ROOT
 
 PACKAGES = {"tfdist": set(tfdist.__all__), "pipelines": set(pipelines.__all__)}
-#: Pages whose blocks start other processes, or Horovod in this one.
-IN_NEW_PROCESS = {
-    "docs/horovod.md": "horovod",
-    "tfdist/horovod/README.md": "horovod",
-    "tfdist/launcher/README.md": "tfdist",
-    "tfdist/ray/README.md": "ray",
-}
 BY_PAGE = {str(page.relative_to(ROOT)): blocks(page) for page in PAGES if blocks(page)}
 
 
@@ -54,10 +47,6 @@ def exists(module: str, name: str) -> bool:
     return file.exists() and re.search(defined, file.read_text(), flags=re.M) is not None
 
 
-def num_to_run(page: str) -> int:
-    return sum(not block.reason for block in BY_PAGE[page])
-
-
 def test_most_blocks_run() -> None:
     left_out = [block for found in BY_PAGE.values() for block in found if block.reason]
     assert len(BY_PAGE) >= 15
@@ -71,17 +60,10 @@ def test_names_in_blocks_exist(page: str) -> None:
 
 
 @pytest.mark.xdist_group("docstrings")
-@pytest.mark.parametrize("page", [page for page in BY_PAGE if page not in IN_NEW_PROCESS])
+@pytest.mark.parametrize("page", [page for page in BY_PAGE if page not in ELSEWHERE])
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_page(ROOT / page) == num_to_run(page)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("page", IN_NEW_PROCESS)
-def test_blocks_run_in_a_new_process(page: str, tmp_path: Path) -> None:
-    pytest.importorskip(IN_NEW_PROCESS[page], reason="an extra that is not installed")
-    assert run_in_new_process([page], tmp_path) == {page: num_to_run(page)}
+    assert run_page(ROOT / page) == num_to_run(ROOT / page)
 
 
 def test_unknown_names_are_found() -> None:

@@ -10,35 +10,47 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.code_blocks import num_to_run
 from tests.docs.execution import public, run_docstring
 from tests.docs.public_names import names
 from tests.support import ROOT
 from tfdist import cluster
 
-#: Names whose examples need a new process, because they start TensorFlow in a special way, Horovod
-#: or other processes: by what must be installed, and by what one process can run.
+#: Names and pages whose examples need a new process: they start TensorFlow in a special way, start
+#: Horovod, or start other processes. By what must be installed, and by what one process can run.
 IN_NEW_PROCESS = {
     "memory": ("tfdist", ["tfdist.devices.limit_memory"]),
-    "workers": ("tfdist", ["tfdist.notebook_launch", "tfdist.strategies.multi_worker.MultiWorker"]),
+    "workers": (
+        "tfdist",
+        [
+            "tfdist.notebook_launch",
+            "tfdist.strategies.multi_worker.MultiWorker",
+            "tfdist/launcher/README.md",
+        ],
+    ),
     "servers": ("tfdist", ["tfdist.strategies.parameter_server.strategy.ParameterServer"]),
     "horovod": (
         "horovod",
         [
             "tfdist.strategies.horovod.Horovod",
             *(name for name in names() if name.startswith("tfdist.horovod.")),
+            *("docs/horovod.md", "tfdist/horovod/README.md"),
         ],
     ),
     "ray": (
         "ray",
-        ["tfdist.ray.ReportCallback", "tfdist.ray.report", "tfdist.ray.train",
-         "tfdist.ray.trial_resources"],
+        [
+            *("tfdist.ray.ReportCallback", "tfdist.ray.report", "tfdist.ray.train"),
+            *("tfdist.ray.trial_resources", "tfdist/ray/README.md"),
+        ],
     ),
-}  # fmt: skip
+}
+ELSEWHERE = {name for _, group in IN_NEW_PROCESS.values() for name in group}
 #: No example: one subclasses the first, and reads the second from a callback.
 WITHOUT = {"tfdist.strategies.Strategy", "tfdist.callbacks.profile.Seconds"}
 
 ALL = sorted(set(names()) - WITHOUT)
-HERE = [name for name in ALL if not any(name in group for _, group in IN_NEW_PROCESS.values())]
+HERE = [name for name in ALL if name not in ELSEWHERE]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +61,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_names_are_found() -> None:
     assert len(ALL) > 100
     assert {"tfdist.Trainer.fit", "tfdist.schedules.cosine", "pipelines.read"} < set(ALL)
-    elsewhere = {name for _, group in IN_NEW_PROCESS.values() for name in group}
-    assert elsewhere < set(ALL)
+    assert {name for name in ELSEWHERE if not name.endswith(".md")} < set(ALL)
 
 
 def test_every_public_name_has_an_example() -> None:
@@ -75,16 +86,12 @@ def test_example_runs(name: str, data_folder: Path, monkeypatch: pytest.MonkeyPa
 def test_examples_run_in_a_new_process(group: str, tmp_path: Path) -> None:
     needs, examples = IN_NEW_PROCESS[group]
     pytest.importorskip(needs, reason="an extra that is not installed")
-    ran = run_in_new_process(examples, tmp_path)
-    assert all(ran[name] for name in examples)
-
-
-def run_in_new_process(what: list[str], folder: Path) -> dict[str, int]:
-    """Runs the examples of names or pages there, and returns how many of each ran."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.execution", *what],
-        cwd=folder, env=os.environ | {"PYTHONPATH": f"{ROOT}:{folder}"},
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-m", "tests.docs.execution", *examples],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    ran = json.loads(done.stdout.splitlines()[-1])
+    for name in examples:
+        assert ran[name] == num_to_run(ROOT / name) if name.endswith(".md") else ran[name]
