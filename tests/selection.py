@@ -63,7 +63,6 @@ QUICK: dict[str, float] = {
 
 #: Tests of `make test` within folders and files that other tables name.
 TEST: dict[str, float] = {
-    "tests/processes/test_one_worker.py": 15,
     "tests/processes/test_watchdog.py": 5.4,
 }
 
@@ -106,6 +105,7 @@ CHECK: dict[str, float] = {
     "tests/pipelines/reading/test_memory.py": 5,
     "tests/pipelines/reading/test_mixture.py::test_sources_keep_their_order_and_resume": 9.6,
     "tests/pipelines/pack/test_ray.py": 15,
+    "tests/plan/test_memory.py::test_grappler_estimate_is_similar": 3,
     "tests/processes/": 270,
     "tests/processes/test_watchdog.py::test_suspending_all_workers_ends_none": 17,
     "tests/processes/test_watchdog.py::test_orderly_exit_of_a_worker_ends_no_other": 8,
@@ -119,6 +119,7 @@ CHECK: dict[str, float] = {
     "tests/run/test_bucket_folder.py": 22,
     "tests/run/test_determinism.py": 15,
     "tests/run/test_train_command.py::test_interrupt_saves_the_last_state": 15,
+    "tests/strategies/test_strategies.py::test_model_loads_in_plain_keras_without_tfdist": 6,
     "tests/step/test_batch_norm.py::test_moving_statistics_average_all_replicas": 6,
     "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": 10,
     "tests/step/test_random_layers.py": 25,
@@ -151,6 +152,34 @@ CHECK: dict[str, float] = {
     "tests/tune/test_search.py::test_trains_digits_and_prints_the_command": 16,
     "tests/verify/": 34,
     "tests/watchdog/test_simulated.py::test_many_failures_are_one_verdict": 17,
+}
+
+#: Parameters of tests that run in `make check` but not in `make test`; the others of the same test
+#: find most faults.
+CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "tests/pipelines/check/test_check.py::test_each_record_is_read_once": ("1-0",),
+    "tests/pipelines/reading/test_corrupt.py::test_record_is_named": ("0-0", "0-20", "40-9"),
+    "tests/pipelines/reading/test_corrupt.py::test_records_are_skipped_and_counted": (
+        *("0-9", "0-20", "40-0"),
+    ),
+    "tests/pipelines/reading/test_mixing.py::test_seed_follows_from_epoch_and_record": ("cached",),
+    "tests/pipelines/reading/test_urls.py::test_order_equals_that_of_local_files": (
+        *("s3-cached", "s3-little-memory"),
+    ),
+    "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
+        *("val-files", "validation-files"),
+    ),
+    "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
+        *("mixed_bfloat16",),
+    ),
+    "tests/test_trainer_data.py::test_evaluate_returns_what_keras_does": ("None",),
+    "tests/test_trainer_data.py::test_fewer_rows_than_replicas": ("mirrored-3",),
+    "tests/test_trainer_data.py::test_several_inputs_without_labels": ("tuple",),
+    "tests/test_trainer_files.py::test_model_checkpoint_saves_the_best_epoch_of_keras": (
+        *(".weights.h5",),
+    ),
+    "tests/test_trainer_files.py::test_tensorboard": ("2",),
+    "tests/test_trainer_patches.py::test_nothing_stays_patched": ("one_device", "sharded"),
 }
 
 #: Parameters of tests that only `make long` runs; the others of the same test find most faults.
@@ -208,6 +237,7 @@ REGISTERS = {
     **dict.fromkeys(QUICK, "quick"),
     **dict.fromkeys(TEST, "test"),
     **dict.fromkeys(CHECK, "check"),
+    **{f"{test}[{name}]": "check" for test, names in CHECK_PARAMETERS.items() for name in names},
     **{f"{test}[{name}]": "long" for test, names in LONG.items() for name in names},
 }
 _MARKED_IN_PLACE = ("quick", "check", "long")

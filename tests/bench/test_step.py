@@ -100,6 +100,7 @@ def test_smoke_measures_mixed_precision(precision: str, tmp_path: Path) -> None:
     assert losses == pytest.approx(losses[:1] * len(losses), rel=2e-2)
 
 
+@pytest.mark.long
 def test_profile_compares_the_two_graphs(tmp_path: Path) -> None:
     done = run(tmp_path, "step", "--smoke", "--models", "mlp", "--replicas", "1", "--profile")
     for words in ("operations with tfdist", "microseconds per step", "tf.data"):

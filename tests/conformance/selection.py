@@ -49,7 +49,7 @@ FURTHER = {
 #: Cases of the number of replicas alone.
 RESIZED = ("uneven-batches", "small-batches", "masked-mean-with-sample-weight", "batch-norm")
 
-#: Further cases of strategies with several workers or a loop of their own, by the reason. Horovod
+#: Further cases of strategies with several workers or a custom loop, by the reason. Horovod
 #: and TensorFlow's collectives differ in how they communicate (`FURTHER`), but split data, agree on
 #: states and draw random numbers in the same way.
 FEEDING: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -159,12 +159,11 @@ GATE: dict[str, tuple[str, ...]] = {
     "central_storage": ("uneven-batches", "embedding-clipped", "batch-norm"),
     "towers": ("uneven-batches", "embedding-clipped", "batch-norm", "circle"),
     "horovod": (
-        *("uneven-batches", "unknown-length", "embedding-clipped", "auc"),
-        *("batch-norm", "circle", "loss-scale-overflow", "accumulate-clipped", "dropout"),
+        *("uneven-batches", "unknown-length", "embedding-clipped", "batch-norm", "circle"),
+        *("loss-scale-overflow", "accumulate-clipped", "dropout"),
     ),
     "multi_worker": (
-        *("uneven-batches", "unknown-length", "embedding-clipped", "auc", "batch-norm"),
-        *("circle", "accumulate-clipped"),
+        *("uneven-batches", "unknown-length", "embedding-clipped", "batch-norm", "circle"),
     ),
     "pipeline": ("embedding-clipped", "batch-norm"),
     "tensor_parallel": ("accumulate-clipped",),
@@ -173,7 +172,7 @@ GATE: dict[str, tuple[str, ...]] = {
     "sharded parameters over processes": ("accumulate-clipped",),
 }
 #: Cases that `make test` also runs with the second number.
-GATE_FURTHER: dict[str, tuple[str, ...]] = {"mirrored": ("uneven-batches", "batch-norm")}
+GATE_FURTHER: dict[str, tuple[str, ...]] = {"mirrored": ("uneven-batches",)}
 
 _FURTHER = {ALL, *(name for names in FURTHER.values() for name in names)}
 

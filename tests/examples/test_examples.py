@@ -77,6 +77,7 @@ def test_multi_worker_with_tf_config(tmp_path: Path) -> None:
     check(output, tmp_path / "m.keras")
 
 
+@pytest.mark.long  # tests/examples/test_unchanged_scripts.py starts such a script, too
 def test_multi_worker_with_the_launcher(tmp_path: Path) -> None:
     script = [sys.executable, "tests/examples/multi_worker.py", str(tmp_path / "m.keras")]
     launch = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2", "--"]

@@ -1,13 +1,14 @@
 """Plain Keras scripts print the same metrics after only their `trainer = model` line changed.
 
-Each script runs as it is, and then with a `Trainer` in one process, on two devices, under
-`tfdist.launch` and under mpirun.
+Each script runs as it is, and then with a `Trainer` under `tfdist.launch` and mpirun, in one
+process and on two devices.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,16 @@ LAUNCH = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2"]
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 #: The arguments of `Trainer`, and the command before the script.
 FORMS = {
-    "one process": ("model", [sys.executable]),
-    "two devices": ("model, devices=2", [sys.executable]),
     "launch": ("model", LAUNCH),
     "mpirun": (
         "model",
         [program("mpirun"), "--oversubscribe", *AS_ROOT, "-np", "2", sys.executable],
     ),
+    "one process": ("model", [sys.executable]),
+    "two devices": ("model, devices=2", [sys.executable]),
 }
+#: Those of `make check`. Without several processes, the conformance cases cover a `Trainer`.
+OVER_PROCESSES = ("launch", "mpirun")
 
 
 def metrics(command: list[str], folder: Path) -> list[str]:
@@ -39,15 +42,22 @@ def metrics(command: list[str], folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["texts", *(pytest.param(name, marks=pytest.mark.long) for name in ("images", "tables"))],
+    ("name", "forms"),
+    [
+        ("texts", OVER_PROCESSES),
+        *(
+            pytest.param(name, tuple(FORMS), marks=pytest.mark.long)
+            for name in ("texts", "images", "tables")
+        ),
+    ],
 )
-def test_metrics_stay_the_same(name: str, tmp_path: Path) -> None:
+def test_metrics_stay_the_same(name: str, forms: Sequence[str], tmp_path: Path) -> None:
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     plain = (SCRIPTS / f"{name}.py").read_text()
     expected = metrics([sys.executable, str(SCRIPTS / f"{name}.py")], tmp_path)
     assert len(expected) > 3
-    for form, (arguments, command) in FORMS.items():
+    for form in forms:
+        arguments, command = FORMS[form]
         folder = tmp_path / form.replace(" ", "-")
         folder.mkdir()
         text = plain.replace("trainer = model", f"trainer = tfdist.Trainer({arguments})")

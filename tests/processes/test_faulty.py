@@ -57,6 +57,7 @@ def test_killed_worker_is_reported(train: Train) -> None:
     assert code == PEER_LOST
 
 
+@pytest.mark.long  # test_watchdog.py covers the report of a sleeping worker
 def test_worker_that_never_reaches_the_first_step_is_reported(train: Train) -> None:
     code, output = train(ASLEEP)[0]
     assert "is alive, but has kept the others waiting for 6 s. It reached nothing, not " in output

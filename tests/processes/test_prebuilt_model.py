@@ -1,28 +1,25 @@
-"""A script that builds its models before the Trainer, in one process and under the launcher."""
+"""A script that builds its models before the Trainer, under the launcher."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.support import ROOT
-
-SCRIPT = [sys.executable, "-m", "tests.processes.prebuilt_model"]
-LAUNCH = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2", "--"]
+from tests.processes import prebuilt_model
+from tests.support import ROOT, starting
 
 
-def losses(*command: str) -> list[str]:
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [line.partition("losses ")[2] for line in done.stdout.splitlines() if "losses" in line]
+def losses(output: str) -> list[str]:
+    return [line.partition("losses ")[2] for line in output.splitlines() if "losses" in line]
 
 
 @pytest.mark.processes
-def test_models_that_were_built_first_train_over_processes() -> None:
-    plain = losses(*SCRIPT, "plain")
+def test_models_that_were_built_first_train_over_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prebuilt_model.main("plain")
+    plain = losses(capsys.readouterr().out)
     assert len(plain) == 2
-    assert losses(*LAUNCH, *SCRIPT, "multi_worker") == plain
+    script = [sys.executable, "-m", "tests.processes.prebuilt_model", "multi_worker"]
+    assert losses(starting.launch("--num-workers", "2", "--", *script, cwd=ROOT).stdout) == plain

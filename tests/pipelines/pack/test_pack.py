@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -146,21 +147,20 @@ def test_unreadable_image_is_named(
     assert f"error: {bad}: not a readable image" in capsys.readouterr().err
 
 
-def test_full_disk_is_reported(source: Path, tmp_path: Path) -> None:
+def test_full_disk_is_reported(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A limit of the file size simulates a full disk."""
-    script = (
-        "import resource, signal, sys; from pipelines.pack.__main__ import main;"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000));"
-        "sys.exit(main(sys.argv[1:]))"
-    )
     flags = ["--num-shards", "2", "--num-workers", "1", "--image-size", "300"]
-    flags += ["--image-format", "jpeg"]
-    command = [sys.executable, "-c", script, str(source), str(tmp_path / "packed"), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 1
-    assert f"error: {tmp_path / 'packed'}: File too large; free some space" in done.stderr
-    assert "Traceback" not in done.stderr
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, hard))
+    try:
+        assert run(source, tmp_path / "packed", *flags, "--image-format", "jpeg") == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    errors = capsys.readouterr().err
+    assert f"error: {tmp_path / 'packed'}: File too large; free some space" in errors
+    assert "Traceback" not in errors
     assert not (tmp_path / "packed").exists()
 
 
