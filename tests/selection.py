@@ -203,6 +203,9 @@ LONG: dict[str, tuple[str, ...]] = {
         "sharded",
         "central_storage",
     ),
+    "tests/model_setup/test_random_state.py::test_second_model_is_initialized_as_in_plain_keras": (
+        *("model-one_device", "function-one_device", "model-sharded"),
+    ),
     "tests/pipelines/reading/test_urls.py::test_order_equals_that_of_local_files": (
         *("memory-in-order", "memory-little-memory", "memory-resumed", "memory-cached"),
         *("s3-one-of-three", "s3-in-order"),
@@ -215,11 +218,37 @@ LONG: dict[str, tuple[str, ...]] = {
     "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
         *("val-packed", "test-packed"),
     ),
+    "tests/step/test_batch_norm.py::test_moving_statistics_average_all_replicas": (
+        *("mirrored-2", "central_storage-3", "towers-3"),
+    ),
     "tests/step/test_batch_norm.py::test_validation_evaluation_and_saved_model_agree": (
         *("central_storage", "towers"),
     ),
+    "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": (
+        *("one_device-0", "one_device-7", "central_storage-0", "central_storage-7", "towers-0"),
+    ),
+    "tests/step/test_random_layers.py::test_replicas_draw_the_rows_of_one_device": (
+        *("gaussian_noise-central_storage", "gaussian_noise-towers"),
+        *("gaussian_dropout-central_storage", "gaussian_dropout-towers"),
+    ),
+    **{
+        f"tests/step/test_random_layers.py::{test}": ("central_storage", "towers")
+        for test in (
+            *("test_same_seed_draws_the_same_numbers", "test_each_step_draws_new_numbers"),
+            *("test_seed_state_matches_one_device", "test_evaluation_draws_nothing"),
+        )
+    },
+    "tests/test_devices.py::test_creates_logical_devices_in_a_new_process": (
+        *("resolve(None, 2)-2",),
+    ),
+    "tests/test_large_batches.py::test_growing_batches_match_gradient_descent": (
+        *("one_device-1", "central_storage-2"),
+    ),
     "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
         *("float16", "bfloat16", "float32"),
+    ),
+    "tests/test_trainer.py::test_model_recompiled_between_fits_matches_keras": (
+        *("one_device-1", "central_storage-2"),
     ),
     "tests/test_trainer.py::test_run_eagerly_calls_layers_eagerly": (
         "central_storage-2",
@@ -229,6 +258,15 @@ LONG: dict[str, tuple[str, ...]] = {
     "tests/test_trainer_callbacks.py::test_averaged_weights_are_swapped_in": ("True",),
     "tests/test_trainer_callbacks.py::test_callback_trains_as_in_keras": (
         *("ReduceLROnPlateau", "Lambda", "clone", "freeze"),
+    ),
+    "tests/test_trainer_data.py::test_ragged_tensors_train_as_in_keras": (
+        *("one_device-1", "central_storage-2"),
+    ),
+    "tests/test_trainer_data.py::test_sparse_tensors_train_as_in_keras": (
+        *("one_device-1", "central_storage-2"),
+    ),
+    "tests/test_trainer_model.py::test_model_behaves_like_keras_in_callbacks": (
+        *("one_device-1", "central_storage-2"),
     ),
 }
 

@@ -49,6 +49,7 @@ def train() -> Iterator[Train]:
         yield both
 
 
+@pytest.mark.long  # test_watchdog.py kills workers, and test_cut_wire.py loses them in training
 def test_killed_worker_is_reported(train: Train) -> None:
     code, output = train("killed")[0]
     assert "error: rank 1 on" in output

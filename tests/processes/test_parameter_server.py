@@ -120,6 +120,7 @@ def test_killed_worker_is_replaced_without_losing_steps(cluster: Cluster) -> Non
     assert "updates on average" in summary["staleness"]
 
 
+@pytest.mark.long  # tests/strategies/parameter_server covers the error of a lost server
 def test_killed_server_ends_the_run(cluster: Cluster) -> None:
     cluster.wait_for_epochs(1)
     cluster.kill("ps", 0)
