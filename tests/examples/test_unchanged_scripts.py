@@ -6,27 +6,22 @@ process and on two devices.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.examples.test_examples import finish, program, start
+from tests.examples.test_examples import MPIRUN, output_of
 
 pytestmark = pytest.mark.processes
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LAUNCH = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2"]
-AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 #: The arguments of `Trainer`, and the command before the script.
 FORMS = {
     "launch": ("model", LAUNCH),
-    "mpirun": (
-        "model",
-        [program("mpirun"), "--oversubscribe", *AS_ROOT, "-np", "2", sys.executable],
-    ),
+    "mpirun": ("model", [*MPIRUN, sys.executable]),
     "one process": ("model", [sys.executable]),
     "two devices": ("model, devices=2", [sys.executable]),
 }
@@ -36,8 +31,8 @@ OVER_PROCESSES = ("launch", "mpirun")
 
 def metrics(command: list[str], folder: Path) -> list[str]:
     """Runs a script, and returns the metrics that rank 0 prints, or every rank alike."""
-    output = finish([start(command, cwd=folder)])
-    lines = [line.partition("metric")[2] for line in output.splitlines() if "metric" in line]
+    output = output_of(*command, cwd=folder).splitlines()
+    lines = [line.partition("metric")[2] for line in output if "metric" in line]
     return list(dict.fromkeys(lines))
 
 
