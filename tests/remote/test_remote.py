@@ -292,6 +292,21 @@ def test_divides_names_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         devices.resolve(names[:3], 1)
 
 
+def test_mesh_counts_names_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfdist import cluster, strategies
+
+    second = cluster.Cluster(rank=1, size=2, source="test")
+    monkeypatch.setattr(cluster, "started_together", lambda: second)
+    names = [f"host-{number}:2222/GPU:0" for number in range(4)]
+    found = strategies._on_mesh("data=2,pipeline=2", None, names, {})
+    assert found[:2] == ("pipeline", names)
+    with pytest.raises(ConfigurationError, match="has 2 devices in each of 2 processes, but"):
+        strategies._on_mesh("data=2,pipeline=2", None, names[:2], {})
+    # Names without a host are those of each process.
+    found = strategies._on_mesh("data=2,pipeline=2", None, ["CPU:0", "CPU:1"], {})
+    assert found[1] == ["CPU:0", "CPU:1"]
+
+
 def memory(strategy: str) -> tuple[float, float]:
     """Trains a large model; returns the megabytes by which this process grew, and of the model."""
     import keras

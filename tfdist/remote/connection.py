@@ -7,7 +7,6 @@ variables and data sets that exist already stay valid.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,29 +17,16 @@ from tfdist.cluster import networks
 from tfdist.cluster.record import split
 from tfdist.errors import PEER_LOST, ClusterError, DeviceError
 from tfdist.remote.heartbeat import Heartbeat, Lost, first_lost, wait_for
+from tfdist.remote.names import FULL, JOB, REMOTE
+from tfdist.remote.names import is_remote as is_remote
+from tfdist.remote.names import names_remote as names_remote
 
-_JOB = "device_server"
-_REMOTE = re.compile(r"(?P<server>[^/\s]+:\d+)/(?:device:)?(?P<kind>CPU|GPU):(?P<number>\d+)", re.I)
-_FULL = re.compile(rf"/job:{_JOB}/replica:0/task:(\d+)/device:(.*)")
 #: With eager operations streamed to servers, a function could read a variable before an earlier
 #: assignment arrives there.
 _STREAMING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
 
 _servers: list[str] = []
 _heartbeat: Heartbeat | None = None
-
-
-def names_remote(devices: object) -> bool:
-    """Tells whether devices, as for `tfdist.devices.resolve`, name one of another host."""
-    names = [devices] if isinstance(devices, str) else devices
-    return isinstance(names, Sequence) and any(
-        _REMOTE.fullmatch(str(name)) or is_remote(str(name)) for name in names
-    )
-
-
-def is_remote(device: str) -> bool:
-    """Tells whether TensorFlow's full name of a device is that of a device server."""
-    return _FULL.fullmatch(device) is not None
 
 
 def resolve(names: Sequence[str]) -> list[str]:
@@ -54,7 +40,7 @@ def resolve(names: Sequence[str]) -> list[str]:
         ClusterError: A server does not answer.
         DeviceError: This process is connected to other servers, or a server has no such device.
     """
-    found = [_REMOTE.fullmatch(name) for name in names]
+    found = [REMOTE.fullmatch(name) for name in names]
     servers = list(dict.fromkeys(match["server"] for match in found if match))
     if not _servers:
         _connect(servers)
@@ -64,7 +50,7 @@ def resolve(names: Sequence[str]) -> list[str]:
             f" name all servers the first time, or use a new process for {', '.join(unknown)}."
         )
     full = [
-        f"/job:{_JOB}/replica:0/task:{_servers.index(match['server'])}"
+        f"/job:{JOB}/replica:0/task:{_servers.index(match['server'])}"
         f"/device:{match['kind'].upper()}:{match['number']}"
         if match
         else on_this_host(name)
@@ -85,7 +71,7 @@ def _connect(servers: Sequence[str]) -> None:
     _heartbeat = Heartbeat(servers, PEER_LOST)
     os.environ[_STREAMING] = "0"
     own = f"{networks.address_towards(split(servers[0])[0])}:{networks.free_ports(1)[0]}"
-    jobs = {"localhost": [own], _JOB: list(servers)}
+    jobs = {"localhost": [own], JOB: list(servers)}
     try:
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name="localhost", protocol="grpc"
@@ -146,7 +132,7 @@ def path(device: str) -> str:
 
 def short(device: str) -> str:
     """Returns the name of a device as a user writes it."""
-    if match := _FULL.fullmatch(device):
+    if match := FULL.fullmatch(device):
         return f"{_servers[int(match[1])]}/{match[2]}"
     return device.rpartition("device:")[2]
 

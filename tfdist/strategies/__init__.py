@@ -19,6 +19,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError, did_you_mean
+from tfdist.remote.names import names_remote
 from tfdist.strategies import mesh as meshes
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option
@@ -278,7 +279,8 @@ def _on_mesh(
     """Returns name, devices and options of the strategy for a mesh."""
     started, process_group = cluster.started_together(), options.get("process_group") or "auto"
     parsed = meshes.parse(mesh)
-    placed = parsed.place(process_group, 1 if started is None else started.size)
+    num_processes = 1 if started is None else started.size
+    placed = parsed.place(process_group, num_processes)
     if name is not None and (not isinstance(name, str) or current_name(name) != placed.strategy):
         raise ConfigurationError(
             f"mesh={str(parsed)!r} implies strategy {placed.strategy!r}, but strategy={name!r}. "
@@ -286,9 +288,12 @@ def _on_mesh(
         )
     names = [devices] if isinstance(devices, str) else devices
     num_devices = names if isinstance(names, int) else len(names or range(placed.devices))
-    if num_devices != placed.devices:
+    # Devices of other hosts are named for all processes, others for each of them.
+    remote = num_processes > 1 and names_remote(names)
+    if num_devices != placed.devices * (num_processes if remote else 1):
+        where = f"each of {num_processes} processes" if remote else "each process"
         raise ConfigurationError(
-            f"mesh={str(parsed)!r} has {placed.devices} devices in each process, but "
+            f"mesh={str(parsed)!r} has {placed.devices} devices in {where}, but "
             f"devices={devices!r}."
         )
     given = {key: value for key, value in options.items() if key != "process_group"}

@@ -1,0 +1,25 @@
+"""Names of devices of other hosts, as users write them. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+#: `HOST:PORT/GPU:0`.
+REMOTE = re.compile(r"(?P<server>[^/\s]+:\d+)/(?:device:)?(?P<kind>CPU|GPU):(?P<number>\d+)", re.I)
+#: TensorFlow's job of the device servers, and its full name of one of their devices.
+JOB = "device_server"
+FULL = re.compile(rf"/job:{JOB}/replica:0/task:(\d+)/device:(.*)")
+
+
+def names_remote(devices: object) -> bool:
+    """Tells whether devices, as for `tfdist.devices.resolve`, name one of another host."""
+    names = [devices] if isinstance(devices, str) else devices
+    return isinstance(names, Sequence) and any(
+        REMOTE.fullmatch(str(name)) or is_remote(str(name)) for name in names
+    )
+
+
+def is_remote(device: str) -> bool:
+    """Tells whether TensorFlow's full name of a device is that of a device server."""
+    return FULL.fullmatch(device) is not None
