@@ -21,7 +21,7 @@ from tfdist.cluster.networks import free_ports
 from tfdist.devices import resolve
 from tfdist.errors import PEER_LOST, ClusterError, ConfigurationError, DeviceError
 from tfdist.remote import __main__ as command
-from tfdist.remote import connection, heartbeat
+from tfdist.remote import connection, heartbeat, probe
 
 pytestmark = pytest.mark.xdist_group("remote")
 
@@ -184,7 +184,7 @@ def test_server_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     """The system accepts connections to a stopped process, which sends nothing."""
     import socket
 
-    monkeypatch.setattr(heartbeat, "_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(probe, "_ANSWER_SECONDS", 0.1)
     with socket.create_server(("localhost", 0)) as silent:
         lost = heartbeat.first_lost([f"localhost:{silent.getsockname()[1]}"])
     assert lost is not None
@@ -230,7 +230,7 @@ def test_server_that_is_lost_while_the_model_is_built_is_named(
     monkeypatch.setattr(connection, "heartbeat", lambda: heart)
 
     def build() -> NoReturn:
-        heart.lost = heartbeat.Lost("host-b:2222", "is gone")
+        heart.lost = probe.Lost("host-b:2222", "is gone")
         raise tf.errors.UnavailableError(None, None, "Connection reset by peer")
 
     with pytest.raises(ClusterError, match="Device server host-b:2222 is gone") as caught:

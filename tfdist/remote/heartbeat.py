@@ -1,8 +1,7 @@
 """Finds device servers that no longer answer, in a process of its own.
 
 TensorFlow's own check of a server waits for ever if the server is stopped, and blocks all threads
-of Python meanwhile. A gRPC server greets every connection with HTTP/2 settings (RFC 9113, section
-3.4), which a stopped process does not do. So this needs no second port, and no TensorFlow.
+of Python meanwhile.
 """
 
 from __future__ import annotations
@@ -10,66 +9,19 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple
 
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError
-from tfdist.remote import native_exit
+from tfdist.remote import native_exit, probe
+from tfdist.remote.probe import Lost, problem
 
-#: Time between two questions, and in which an answer has to come.
-_INTERVAL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
-#: Time without any answer after which a server counts as lost, while its host still accepts
-#: connections or does not respond at all.
-SILENCE_SECONDS = 20.0
-#: Time for the training process to acknowledge that a server is lost. With the time to find out and
-#: the time that a call has to fail by itself, it stays below the 5 s that the documentation states.
-_ACKNOWLEDGE_SECONDS = 2.0
 #: Time in which servers that are started together with the training have to listen.
 START_SECONDS = 60.0
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty settings
-
-
-class Lost(NamedTuple):
-    """A server that is lost.
-
-    Attributes:
-        server: Its address.
-        reason: What happened, for messages.
-    """
-
-    server: str
-    reason: str
-
-    def __str__(self) -> str:
-        return (
-            f"Device server {self.server} {self.reason}. The variables on it are lost: start it "
-            "again, and run the same command to resume from the last checkpoint."
-        )
-
-
-def answers(server: str) -> bool:
-    """Tells whether a server answers.
-
-    Raises:
-        ConnectionError: Nothing listens at its address.
-    """
-    try:
-        with socket.create_connection(split(server), _ANSWER_SECONDS) as connection:
-            connection.sendall(_GREETING)
-            if not connection.recv(1):
-                raise ConnectionResetError(f"{server} closed the connection")
-            return True
-    except ConnectionError:
-        raise
-    except OSError:  # too late, or no route
-        return False
 
 
 def wait_for(servers: Sequence[str], seconds: float = START_SECONDS) -> None:
@@ -79,8 +31,8 @@ def wait_for(servers: Sequence[str], seconds: float = START_SECONDS) -> None:
         ClusterError: One of them does not in time.
     """
     deadline = time.monotonic() + seconds
-    missing = list(servers)
-    while missing := [server for server in missing if _problem(server)]:
+    missing = [server for server in servers if split(server)]
+    while missing := [server for server in missing if problem(server)]:
         if time.monotonic() > deadline:
             names = ", ".join(missing)
             raise ClusterError(
@@ -93,16 +45,8 @@ def wait_for(servers: Sequence[str], seconds: float = START_SECONDS) -> None:
 
 def first_lost(servers: Sequence[str]) -> Lost | None:
     """Asks each server once, and returns the first one that does not answer."""
-    found = (Lost(server, reason) for server in servers if (reason := _problem(server)))
+    found = (Lost(server, reason) for server in servers if (reason := problem(server)))
     return next(found, None)
-
-
-def _problem(server: str) -> str:
-    """Returns why a server cannot be used; empty if it answers."""
-    try:
-        return "" if answers(server) else f"has not answered for {_ANSWER_SECONDS:.0f} s"
-    except ConnectionError as error:
-        return f"is gone ({error.strerror or error})"
 
 
 class Heartbeat:
@@ -125,7 +69,7 @@ class Heartbeat:
         self.on_loss: Callable[[Lost], object] = lambda lost: None
         queue = native_exit.prepare(exit_code)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpid()), str(queue or 0), *servers],
+            [sys.executable, "-m", probe.__name__, str(os.getpid()), str(queue or 0), *servers],
             pass_fds=[queue] if queue else [],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -150,62 +94,3 @@ class Heartbeat:
         with contextlib.suppress(OSError):
             print("acknowledged", file=pipe_in, flush=True)
         self.on_loss(self.lost)
-
-
-def _ask_for_ever(server: str, on_loss: Callable[[Lost], None]) -> None:
-    """Asks one server until it is lost."""
-    heard = time.monotonic()
-    while True:
-        with contextlib.suppress(ConnectionError):
-            if answers(server):
-                heard = time.monotonic()
-            elif time.monotonic() > heard + SILENCE_SECONDS - _ANSWER_SECONDS:
-                on_loss(Lost(server, f"has not answered for {time.monotonic() - heard:.0f} s"))
-                return
-            time.sleep(_INTERVAL_SECONDS)
-            continue
-        time.sleep(_INTERVAL_SECONDS / 4)  # not a server that is too busy for one connection
-        with contextlib.suppress(ConnectionError):
-            answers(server)
-            continue
-        on_loss(Lost(server, "is gone (nothing listens at its address)"))
-        return
-
-
-def _main(parent: int, queue: int, servers: Sequence[str]) -> None:
-    """Asks servers, prints the first that is lost, and ends the parent if it cannot react."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lost, known = list[Lost](), threading.Event()
-
-    def on_loss(one: Lost) -> None:
-        lost.append(one)
-        known.set()
-
-    for server in servers:
-        threading.Thread(target=_ask_for_ever, args=(server, on_loss), daemon=True).start()
-    acknowledged = _read_until_end(sys.stdin)
-    known.wait()
-    print(lost[0].server, lost[0].reason, sep="\t", flush=True)
-    if not acknowledged.wait(_ACKNOWLEDGE_SECONDS):
-        print(f"error: {lost[0]}\nProcess {parent} waits for it and is ended.", file=sys.stderr)
-        if queue:
-            native_exit.trigger(queue)
-            time.sleep(_ACKNOWLEDGE_SECONDS)  # this process ends with the parent
-        os.kill(parent, signal.SIGKILL)
-
-
-def _read_until_end(pipe: IO[str]) -> threading.Event:
-    """Ends this process with the parent; sets the event when the parent writes a line."""
-    event = threading.Event()
-
-    def read() -> None:
-        for _ in pipe:
-            event.set()
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return event
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
