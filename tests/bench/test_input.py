@@ -1,4 +1,4 @@
-"""The input benchmark as a user runs it: that it runs and writes results, not its speed."""
+"""The input benchmark: that it runs and writes results, not its speed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from PIL import Image
 
 import pipelines
 from benchmarks import input_peers
-from tests.bench.test_step import run
 from tfdist.bench import input as input_benchmark
 from tfdist.bench import photographs
+from tfdist.bench.__main__ import main
 from tfdist.bench.input_readers import LIMIT, OURS, PACKED, READERS
 
 ALL = READERS | input_peers.available()
@@ -64,10 +64,13 @@ def test_large_images_are_packed_at_full_size(tmp_path: Path) -> None:
     assert next(READERS["pipelines"](created)) == 10
 
 
-def test_command_with_a_model(data_dir: Path, tmp_path: Path) -> None:
-    arguments = ["--with-model", "--num-images", "96", "--data-dir", str(data_dir)]
-    done = run(tmp_path, "input", *arguments, "--json", "input.json")
-    document = json.loads((tmp_path / "input.json").read_text())
+def test_command_with_a_model(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "input.json"
+    flags = ["--with-model", "--num-images", "96", "--data-dir", str(data_dir)]
+    assert main(["input", *flags, "--json", str(results)]) == 0
+    document = json.loads(results.read_text())
     assert document["benchmark"] == "input"
     assert 0 <= document["results"]["with_model"]["data_wait"] <= 1
-    assert "waited for data" in done.stdout
+    assert "waited for data" in capsys.readouterr().out

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scaling import ENGINES
-from tests.bench.test_step import run
 from tfdist.bench import scaling
+from tfdist.bench.__main__ import main
 
 
 class Fixed:
@@ -43,10 +43,8 @@ def test_scaling_numbers_follow_from_the_times() -> None:
 
 @pytest.mark.processes
 def test_allreduce_smoke(tmp_path: Path) -> None:
-    run(
-        tmp_path, "allreduce", "--smoke", "--engines", "mirrored", "multi_worker",
-        "--json", "a.json", "--chart", "a.png",
-    )  # fmt: skip
+    files = ["--json", str(tmp_path / "a.json"), "--chart", str(tmp_path / "a.png")]
+    assert main(["allreduce", "--smoke", "--engines", "mirrored", "multi_worker", *files]) == 0
     document = json.loads((tmp_path / "a.json").read_text())
     assert [result["bytes"] for result in document["results"]] == [1000, 100_000]
     for result in document["results"]:

@@ -25,51 +25,41 @@ def record(required: str, **fields: Schema) -> Schema:
     }
 
 
+def array(items: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": items, **more}
+
+
+def pod(**fields: Schema) -> Schema:
+    """Returns the schema of a pod whose containers have these fields besides the usual ones."""
+    container = record(
+        "name",
+        name=TEXT, image=TEXT, env=VARIABLES, resources=RESOURCES, volumeMounts=MOUNTS, **fields,
+    )  # fmt: skip
+    return record(
+        "spec",
+        metadata=record("labels", labels={"type": "object", "additionalProperties": TEXT}),
+        spec=record(
+            "containers",
+            containers=array(container, minItems=1),
+            terminationGracePeriodSeconds=NUMBER,
+            volumes=VOLUMES,
+        ),
+    )
+
+
 QUANTITIES: Schema = {
     "type": "object",
     "additionalProperties": {"type": ["integer", "string"], "minimum": 1},
 }
 RESOURCES = record("", limits=QUANTITIES, requests=QUANTITIES)
 REFERENCE = record("secretKeyRef", secretKeyRef=record("name key", name=TEXT, key=TEXT))
-VARIABLES: Schema = {
-    "type": "array",
-    "items": record("name valueFrom", name=TEXT, valueFrom=REFERENCE),
-}
-MOUNTS: Schema = {
-    "type": "array",
-    "items": record(
-        "name mountPath", name=TEXT, mountPath={"type": "string", "pattern": "^/[^:]*$"}
-    ),
-}
-VOLUMES: Schema = {
-    "type": "array",
-    "items": record(
-        "name persistentVolumeClaim",
-        name=TEXT,
-        persistentVolumeClaim=record("claimName", claimName=TEXT),
-    ),
-}
-CONTAINER = record(
-    "name",
-    name=TEXT,
-    image=TEXT,
-    command=WORDS,
-    env=VARIABLES,
-    resources=RESOURCES,
-    securityContext=record("", runAsUser=NUMBER),
-    volumeMounts=MOUNTS,
-)
-CONTAINERS: Schema = {"type": "array", "items": CONTAINER, "minItems": 1}
-POD = record(
-    "spec",
-    metadata=record("labels", labels={"type": "object", "additionalProperties": TEXT}),
-    spec=record(
-        "containers",
-        containers=CONTAINERS,
-        terminationGracePeriodSeconds=NUMBER,
-        volumes=VOLUMES,
-    ),
-)
+VARIABLES = array(record("name valueFrom", name=TEXT, valueFrom=REFERENCE))
+PATH: Schema = {"type": "string", "pattern": "^/[^:]*$"}
+MOUNTS = array(record("name mountPath", name=TEXT, mountPath=PATH))
+CLAIM = record("claimName", claimName=TEXT)
+VOLUMES = array(record("name persistentVolumeClaim", name=TEXT, persistentVolumeClaim=CLAIM))
+POD = pod(command=WORDS, securityContext=record("", runAsUser=NUMBER))
+RAY_POD = pod(ports=array(record("containerPort", containerPort=NUMBER, name=TEXT)))
 REPLICAS = record(
     "replicas template",
     replicas=NUMBER,
@@ -92,32 +82,12 @@ def job(kind: str, version: str, spec: Schema) -> Schema:
     )
 
 
-RAY_PORTS = {"type": "array", "items": record("containerPort", containerPort=NUMBER, name=TEXT)}
-RAY_CONTAINER = record(
-    "name",
-    name=TEXT,
-    image=TEXT,
-    env=VARIABLES,
-    resources=RESOURCES,
-    ports=RAY_PORTS,
-    volumeMounts=MOUNTS,
-)
-RAY_POD = record(
-    "spec",
-    metadata=record("labels", labels={"type": "object", "additionalProperties": TEXT}),
-    spec=record(
-        "containers",
-        containers={"type": "array", "items": RAY_CONTAINER, "minItems": 1},
-        terminationGracePeriodSeconds=NUMBER,
-        volumes=VOLUMES,
-    ),
-)
 #: Of trainer 2.0.
 OVERRIDES = record(
     "targetJobs",
-    targetJobs={"type": "array", "items": record("name", name=TEXT)},
+    targetJobs=array(record("name", name=TEXT)),
     volumes=VOLUMES,
-    containers={"type": "array", "items": record("name", name=TEXT, volumeMounts=MOUNTS)},
+    containers=array(record("name", name=TEXT, volumeMounts=MOUNTS)),
 )
 RAY_PARAMS: Schema = {"type": "object", "additionalProperties": TEXT}
 RAY_WORKERS = record(
@@ -158,7 +128,7 @@ JOBS = {
         record(
             "runtimeRef",
             runtimeRef=record("name", name=TEXT),
-            podSpecOverrides={"type": "array", "items": OVERRIDES},
+            podSpecOverrides=array(OVERRIDES),
             trainer=record(
                 "",
                 image=TEXT,
@@ -181,7 +151,7 @@ JOBS = {
             rayClusterSpec=record(
                 "headGroupSpec",
                 headGroupSpec=record("template", rayStartParams=RAY_PARAMS, template=RAY_POD),
-                workerGroupSpecs={"type": "array", "items": RAY_WORKERS},
+                workerGroupSpecs=array(RAY_WORKERS),
             ),
         ),
     ),
