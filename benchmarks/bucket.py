@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
-from tfdist.bench import harness
+from tfdist.bench import harness, rounds
 
 DESCRIPTION = "reading images and text from an S3 server beside reading local files"
-_HEADER = ("source", "added latency", "records", "records/s", "CPU s", "requests")
+_HEADER = ("records", "source", "records/s", "relative to local", "CPU time relative to local")
 _NUM_LINES = 10  # of text per image, to have about as many bytes
 #: Kinds of records.
 _DECODED, _BYTES, _TEXT = _RECORDS = ("decoded images", "image bytes", "lines of text")
 _NUM_KINDS, _PIXELS, _NUM_SHARDS, _SHUFFLE_BUFFER = 16, 128, 8, 5000
+_LOCAL, _CACHED = "local", "bucket, cached"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -30,62 +33,153 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=PositiveInt, default=256, metavar="N", help="batch size")
     parser.add_argument(
+        "--epochs", type=PositiveInt, default=3, metavar="N",
+        help="epochs of a measurement, after one that is not measured",
+    )  # fmt: skip
+    parser.add_argument(
+        "--records", nargs="+", choices=_RECORDS, default=list(_RECORDS), help="kinds to read"
+    )
+    parser.add_argument(
         "--latencies", nargs="+", type=NonNegativeFloat, default=[0.0, 5.0, 20.0, 80.0],
         metavar="MS", help="milliseconds that a proxy adds to each request",
     )  # fmt: skip
-    harness.add_arguments(parser, table=True)
+    parser.add_argument(
+        "--with-model", action="store_true",
+        help="instead, measure how long a model on one core waits for images from the server",
+    )  # fmt: skip
+    harness.add_arguments(parser, rounds=5, table=True)
 
 
 def run(
     images: int,
     batch: int,
+    epochs: int,
+    records: Sequence[str],
     latencies: Sequence[float],
+    with_model: bool,
+    rounds: int,
     json: str | None,
     table: str | None,
     smoke: bool,
 ) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
 
-    The server, its proxy and the reader share the cores of this machine. Images are read with and
-    without decoding, because decoding may take all cores and hide the cost of reading.
+    The server, its proxy and the reader share the cores of this machine. The server is `s3rver`
+    from npm if it is on the PATH, or else `moto`, which is slower. Images are read with and without
+    decoding, because decoding may take all cores and hide the cost of reading.
     """
-    import pipelines
-    from pipelines import object_store
+    from benchmarks import delay_proxy
     from tests.support import buckets
 
     output = harness.Output("bucket", json, table)
     if smoke:
-        images, latencies = 600, latencies[:1]
+        images, epochs, latencies, rounds = 600, 1, latencies[:1], 1
     os.environ.update(buckets.ENVIRONMENT)
-    results = []
-    with tempfile.TemporaryDirectory() as name, buckets.s3_server() as address:
-        proxy = buckets.Proxy(address)
-        os.environ["AWS_ENDPOINT_URL"] = address
-        buckets.create_bucket(address, "bucket")
-        for records in _RECORDS:
-            folder, url = Path(name) / records, f"s3://bucket/{records}".replace(" ", "-")
-            _write(folder, images, records)
-            pipelines.read(folder, batch)  # writes the offsets
+    program = "s3rver" if shutil.which("s3rver") else "moto"
+    with (
+        tempfile.TemporaryDirectory() as name,
+        buckets.running(program, Path(name) / "server") as server,
+        delay_proxy.running(server.address, latencies) as addresses,
+    ):
+        _use(server.address)
+        buckets.create_bucket(server.address, "bucket")
+        endpoints = dict(zip(latencies, addresses, strict=True))
+        if with_model:
+            _show_waits(_waits(endpoints, Path(name), images, rounds), output)
+            return
+        results = []
+        for kind in records:
+            folder, url = Path(name) / kind, f"s3://bucket/{kind}".replace(" ", "-")
+            _write(folder, images, kind)
             buckets.upload(folder, url)
-            results.append(_measure("local", folder, batch, records))
-            results.append(_measure("S3", url, batch, records))
-            cached = pipelines.Tuning(cache_dir=f"{name}/cache of {records}")
-            _measure("S3", url, batch, records, cached)
-            results.append(_measure("S3, cached", url, batch, records, cached))
-            for latency in latencies:
-                proxy.delay, before = latency / 1000, proxy.num_requests
-                os.environ["AWS_ENDPOINT_URL"] = proxy.address
-                object_store.store_of.cache_clear()
-                row = _measure("S3 by proxy", url, batch, records)
-                row |= {"latency_ms": latency, "requests": proxy.num_requests - before}
-                results.append(row)
-                os.environ["AWS_ENDPOINT_URL"] = address
-                object_store.store_of.cache_clear()
-        proxy.close()
+            results += _compare(folder, url, kind, endpoints, (batch, epochs, rounds))
     title = f"{images} JPEG images of {_PIXELS}x{_PIXELS} pixels, {_NUM_LINES * images} lines of "
-    title += f"text, batch {batch}"
+    title += f"text, {epochs} epochs, batch {batch}, {program}, {rounds} rounds"
     output.show(_HEADER, [_cells(row) for row in results], title)
-    output.conclude(results)
+    output.conclude(results, _NOTE)
+
+
+_NOTE = f"{rounds.NOTE} CPU time is that of the reader; other processes include the server."
+
+
+def _use(address: str) -> None:
+    """Makes a server the endpoint of this process."""
+    from pipelines import object_store
+
+    os.environ["AWS_ENDPOINT_URL"] = address
+    object_store.store_of.cache_clear()
+
+
+def _compare(
+    folder: Path,
+    url: str,
+    records: str,
+    endpoints: dict[float, str],
+    sizes: tuple[int, int, int],
+) -> list[dict[str, Any]]:
+    """Reads the same records from each source in turns, and returns a row for each of them."""
+    import pipelines
+
+    batch, epochs, num_rounds = sizes
+    measure = functools.partial(_measure, batch=batch, records=records, epochs=epochs)
+    cached = pipelines.Tuning(cache_dir=folder.parent / f"cache of {records}")
+    contenders: dict[str, Callable[[], tuple[float, float]]] = {
+        _LOCAL: functools.partial(measure, folder),
+        **{
+            f"bucket, {latency:g} ms": functools.partial(measure, url, address)
+            for latency, address in endpoints.items()
+        },
+        _CACHED: functools.partial(measure, url, list(endpoints.values())[-1], tuning=cached),
+    }
+    for contender in (contenders[_LOCAL], contenders[_CACHED]):
+        contender()  # writes the offsets; fills the cache
+    samples = rounds.run_in_turns(contenders, num_rounds)
+    rates = {source: [rate for rate, _ in own] for source, own in samples.items()}
+    cpu = {source: [seconds for _, seconds in own] for source, own in samples.items()}
+    return [
+        {
+            "records": records,
+            "source": source,
+            "records_per_s": rounds.spread(rates[source])._asdict(),
+            "ratio": rounds.ratio(rates[source], rates[_LOCAL])._asdict(),
+            "cpu_ratio": rounds.ratio(cpu[source], cpu[_LOCAL])._asdict(),
+            "samples": samples[source],
+        }
+        for source in samples
+    ]
+
+
+def _waits(
+    endpoints: dict[float, str], folder: Path, num_images: int, num_rounds: int
+) -> dict[str, list[dict[str, float]]]:
+    """Trains a model on photographs from each source in turns."""
+    from tests.support import buckets
+    from tfdist.bench import input_wait, photographs
+
+    found = photographs.create(folder, num_images)
+    buckets.upload(found.shards, "s3://bucket/photographs")
+    remote = found._replace(shards="s3://bucket/photographs")  # type: ignore[arg-type]
+
+    def wait(latency: float) -> dict[str, float]:
+        _use(endpoints[latency])
+        return input_wait.measure(remote)
+
+    contenders = {_LOCAL: functools.partial(input_wait.measure, found)} | {
+        f"bucket, {latency:g} ms": functools.partial(wait, latency) for latency in endpoints
+    }
+    return rounds.run_in_turns(contenders, num_rounds)
+
+
+def _show_waits(waits: dict[str, list[dict[str, float]]], output: harness.Output) -> None:
+    rows = []
+    for source, own in waits.items():
+        spread = rounds.spread([100 * one["data_wait"] for one in own])._asdict()
+        steps = rounds.spread([one["step_ms"] for one in own]).median
+        alone = rounds.spread([one["batch_ms"] for one in own]).median
+        rows.append((source, rounds.as_text(spread), f"{steps:.0f}", f"{alone:.0f}"))
+    header = ("source", "waiting for data, %", "step, ms", "input alone, ms per batch")
+    output.show(header, rows, "A model on one core, its input on another")
+    output.conclude(waits, _NOTE)
 
 
 def _write(folder: Path, num_images: int, records: str) -> None:
@@ -115,10 +209,23 @@ def _examples(num_images: int) -> Iterator[dict[str, object]]:
         yield {"image": encoded[number % _NUM_KINDS]}
 
 
-def _measure(source: str, where: Any, batch: int, records: str, tuning: Any = None) -> dict:
-    """Reads one epoch and returns its throughput and the CPU time of this process."""
+def _measure(
+    where: Any,
+    endpoint: str = "",
+    *,
+    batch: int,
+    records: str,
+    epochs: int,
+    tuning: Any = None,
+) -> tuple[float, float]:
+    """Reads some epochs after a first one, which opens files and connections.
+
+    Returns:
+        Records per second, and seconds of CPU time of this process.
+    """
     import pipelines
 
+    _use(endpoint)
     dataset = pipelines.read(
         where,
         batch,
@@ -127,23 +234,20 @@ def _measure(source: str, where: Any, batch: int, records: str, tuning: Any = No
         decode_images=records == _DECODED,
         tuning=tuning or pipelines.Tuning(),
     )
-    cpu, begin, count = time.process_time(), time.perf_counter(), 0
-    for one in dataset:
+    cpu = begin = 0.0
+    count = 0
+    for number, one in enumerate(dataset.repeat(1 + epochs)):
+        if number == dataset.cardinality():  # the second epoch begins
+            cpu, begin, count = time.process_time(), time.perf_counter(), 0
         count += int(next(iter(one.values())).shape[0])
-    return {
-        "source": source,
-        "records": records,
-        "records_per_s": count / (time.perf_counter() - begin),
-        "cpu_s": time.process_time() - cpu,
-    }
+    return count / (time.perf_counter() - begin), time.process_time() - cpu
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        row["source"],
-        f"{row['latency_ms']:g} ms" if "latency_ms" in row else "",
         row["records"],
-        f"{row['records_per_s']:,.0f}",
-        f"{row['cpu_s']:.2f}",
-        str(row.get("requests", "")),
+        row["source"],
+        rounds.as_text(row["records_per_s"], ",.0f"),
+        rounds.as_text(row["ratio"]),
+        rounds.as_text(row["cpu_ratio"]),
     )
