@@ -21,6 +21,7 @@ COMMANDS = {
     "pipeline": "benchmarks.pipeline",
     "precision": "benchmarks.precision",
     "published": "benchmarks.published",
+    "remote_pipeline": "benchmarks.remote_pipeline",
     "scaling": "benchmarks.scaling",
     "strategies": "benchmarks.strategies",
     "sweep": "benchmarks.sweep",

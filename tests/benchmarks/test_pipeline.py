@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.remote_pipeline import planned_seconds
 from tests.bench.test_step import run
 
 
@@ -24,3 +25,25 @@ def test_smoke_measures_a_pipeline(tmp_path: Path) -> None:
 def test_unknown_order_raises(tmp_path: Path) -> None:
     done = run(tmp_path, "pipeline", "--orders", "2f2b", program="benchmarks", code=1)
     assert "1f1b" in done.stderr
+
+
+def test_step_over_a_link_is_planned() -> None:
+    # Without a link: the bubble of two stages.
+    assert planned_seconds(4, 1.0, 0.0) == pytest.approx(3 * (4 + 1))
+    # A fast link delays the first activations and the last gradients.
+    assert planned_seconds(4, 1.0, 0.5) == pytest.approx(3 * (4 + 1) + 2 * 0.5)
+    # A slow link sends one tensor after the other, between a turn at each end.
+    assert planned_seconds(4, 1.0, 10.0) == pytest.approx(3 * 2 + 2 * 4 * 10.0)
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_smoke_measures_a_pipeline_over_a_link(tmp_path: Path) -> None:
+    flags = ["--smoke", "--json", "a.json"]
+    done = run(tmp_path, "remote_pipeline", *flags, program="benchmarks", code=None)
+    if "cannot create two hosts" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads((tmp_path / "a.json").read_text())["results"]
+    assert result["seconds"] > 0
+    assert min(result["tx_bytes"], result["rx_bytes"]) > result["planned_bytes"]

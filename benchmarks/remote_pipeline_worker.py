@@ -1,0 +1,100 @@
+"""The training process of `benchmarks remote_pipeline`: answers each line of its input with a line.
+
+    python -m benchmarks.remote_pipeline_worker DEVICES FEATURES STEP_MS STEPS
+
+A line of the input is a number of micro-batches. The answer has the seconds of a step, and the
+bytes that this host sent and received in a step.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from benchmarks.remote_pipeline import LAYERS, ROWS
+from tfdist.plan.step_profile import StepTimes
+
+_COUNTERS = Path("/sys/class/net/wire/statistics")
+
+
+class Sleeps(keras.layers.Layer):
+    """Multiplies by a weight and waits where it is computed; twice as long in the backward pass.
+
+    The wait is that of a data set, because Python functions do not run on a device server.
+
+    Args:
+        row_ms: Milliseconds for each row of the forward pass.
+    """
+
+    def __init__(self, row_ms: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.row_ms = row_ms
+
+    def build(self, shape: Any) -> None:
+        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the shape of `inputs`, [rows, features]."""
+
+        @tf.custom_gradient
+        def held(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            def back(gradient: tf.Tensor) -> tf.Tensor:
+                return _hold(gradient, 2 * self.row_ms)
+
+            return _hold(values, self.row_ms), back
+
+        return held(inputs * self.weight)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+def _hold(values: tf.Tensor, row_ms: float) -> tf.Tensor:
+    microseconds = tf.cast(1e3 * row_ms * tf.cast(tf.shape(values)[0], tf.float32), tf.int64)
+    kinds: dict[str, Any] = {"output_types": [tf.float32], "output_shapes": [[]]}
+    # An element of the values, so that the wait begins when they are there.
+    one = tf.raw_ops.TensorDataset(components=[values[0, 0]], output_shapes=[[]])
+    late = tf.raw_ops.SleepDataset(input_dataset=one, sleep_microseconds=microseconds, **kinds)
+    with tf.control_dependencies(tf.raw_ops.DatasetToSingleElement(dataset=late, **kinds)):
+        return tf.identity(values)
+
+
+def main(devices: list[str], features: int, step_ms: float, num_steps: int) -> None:
+    """Connects to the servers and answers questions."""
+
+    def build() -> keras.Model:
+        parts = [Sleeps(step_ms / 3 / ROWS / LAYERS) for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input((features,)), *parts])
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        return model
+
+    rows = np.ones((ROWS * num_steps, features), "float32")
+    targets = np.ones((len(rows), 1), "float32")
+    for line in sys.stdin:
+        strategy = tfdist.strategies.create(
+            "pipeline", devices, micro_batches=int(line), order="gpipe"
+        )
+        trainer = tfdist.Trainer(build, strategy=strategy, steps_per_call=1)
+        times, sent, before = StepTimes(), {}, {}
+        for _ in range(2):  # the first time traces
+            times = StepTimes()
+            before = _counters()
+            trainer.fit(rows, targets, batch_size=ROWS, shuffle=False, verbose=0, callbacks=[times])
+        sent = {name: (count - before[name]) / num_steps for name, count in _counters().items()}
+        print(json.dumps({"seconds": times.seconds(), **sent}), flush=True)
+
+
+def _counters() -> dict[str, int]:
+    return {name: int((_COUNTERS / name).read_text()) for name in ("tx_bytes", "rx_bytes")}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
