@@ -158,12 +158,14 @@ def test_schedules_of_recipes_fit_short_runs(
     assert (config.warmup_epochs, config.lr_decay_epochs) == (warmup, decays)
 
 
-@pytest.mark.parametrize("steps_per_epoch", [1, 2, 40])
+@pytest.mark.parametrize(("epochs", "steps_per_epoch"), [(1, 1), (2, 1), (2, 2), (2, 40)])
 @pytest.mark.parametrize("name", recipe.names())
-def test_every_recipe_has_a_schedule_for_two_epochs(name: str, steps_per_epoch: int) -> None:
-    config = flags.parse("", "", [f"--recipe={name}", "--epochs=2"])
+def test_every_recipe_has_a_schedule_for_few_epochs(
+    name: str, epochs: int, steps_per_epoch: int
+) -> None:
+    config = flags.parse("", "", [f"--recipe={name}", f"--epochs={epochs}"])
     rate: Any = schedules.learning_rate(config, steps_per_epoch)
     if callable(rate):
-        highest = max(rates(rate, 2 * steps_per_epoch))
+        highest = max(rates(rate, epochs * steps_per_epoch))
         assert 0 < highest <= schedules.peak(config) * 1.001
         assert steps_per_epoch < 40 or highest > 0.95 * schedules.peak(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -77,7 +77,7 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
     if config.lr_rule == "polynomial":
         return rules.polynomial(highest, total_steps, config.lr_power, *warmup)
     if config.lr_rule == "step":
-        boundaries = _boundaries(_decay_epochs(config), until)
+        boundaries = _boundaries(config, until)
         return rules.step(highest, boundaries, config.lr_decay_factor, *warmup)
     return rules.constant(highest, *warmup)
 
@@ -107,16 +107,18 @@ def describe(config: TrainConfig) -> str:
     return words
 
 
-def _boundaries(epochs: Sequence[float], steps_until: Callable[[float], int]) -> list[int]:
-    """Returns the steps at which the rate decays, one for each epoch in `epochs`.
+def _boundaries(config: TrainConfig, steps_until: Callable[[float], int]) -> list[int]:
+    """Returns the steps at which the rate decays, one for each of the configuration's epochs.
 
-    With few steps per epoch, two fractional epochs may round to the same step. The later one is
-    then moved to the next step.
+    With few steps per epoch, two fractional epochs, or one and the end of the warm-up, may round to
+    the same step. The later one is then moved to the next step.
     """
     steps: list[int] = []
-    for before, epoch in zip([0.0, *epochs], epochs, strict=False):
-        least = steps[-1] + 1 if steps and epoch > before else 0
-        steps.append(max(steps_until(epoch), least))
+    before, latest = config.warmup_epochs, steps_until(config.warmup_epochs)
+    for epoch in _decay_epochs(config):
+        latest = max(steps_until(epoch), latest + 1 if epoch > before else 0)
+        steps.append(latest)
+        before = epoch
     return steps
 
 
