@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jsonargparse import ArgumentParser
+
 from pipelines import storage
 from pipelines.storage import AnyPath
 from tfdist.console import command, sizes, tables
@@ -13,6 +15,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.runs import folders
 from tfdist.runs.folders import Run
 
+_PROGRAM = "python -m tfdist.runs"
 _ACTIONS = {
     "list": "shows all runs, the newest first",
     "compare": "shows the metrics of runs side by side with the settings that differ, and plots "
@@ -23,9 +26,28 @@ _ACTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    parser = command.parser("python -m tfdist.runs", "Lists, compares and deletes runs.")
-    actions = "; ".join(f"{name}: {what}" for name, what in _ACTIONS.items())
-    parser.add_argument("action", choices=list(_ACTIONS), help=actions)
+    parser = command.parser(_PROGRAM, "Lists, compares and deletes runs.")
+    actions = parser.add_subcommands(dest="action")
+    for name, description in _ACTIONS.items():
+        actions.add_subcommand(name, _action_parser(name, description), help=description)
+
+    def run() -> None:
+        values = command.parse(parser, arguments)
+        given = values[values.action]
+        folder = storage.at(given.folder)
+        chosen = [folders.read(_path(folder, name)) for name in given.names]
+        if values.action == "list":
+            _list(chosen or folders.below(folder))
+        elif values.action == "compare":
+            _compare(chosen or folders.below(folder)[:2], Path(given.picture))
+        else:
+            _clean(chosen or [run for run in folders.below(folder) if _is_empty(run)], given.yes)
+
+    return command.run(run)
+
+
+def _action_parser(name: str, description: str) -> ArgumentParser:
+    parser = command.parser(f"{_PROGRAM} {name}", description)
     parser.add_argument(
         "names", metavar="RUN", nargs="*", help="run folders, or names of folders in --folder"
     )
@@ -35,23 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="folder that contains the runs; local or s3://...",
     )
-    parser.add_argument(
-        "--picture", default="curves.png", metavar="FILE", help="image file that compare writes"
-    )
-    parser.add_argument("--yes", action="store_true", help="delete without confirmation")
-
-    def run() -> None:
-        given = command.parse(parser, arguments)
-        folder = storage.at(given.folder)
-        chosen = [folders.read(_path(folder, name)) for name in given.names]
-        if given.action == "list":
-            _list(chosen or folders.below(folder))
-        elif given.action == "compare":
-            _compare(chosen or folders.below(folder)[:2], Path(given.picture))
-        else:
-            _clean(chosen or [run for run in folders.below(folder) if _is_empty(run)], given.yes)
-
-    return command.run(run)
+    if name == "compare":
+        parser.add_argument(
+            "--picture", default="curves.png", metavar="FILE", help="image file that is written"
+        )
+    if name == "clean":
+        parser.add_argument("--yes", action="store_true", help="delete without confirmation")
+    return parser
 
 
 def _path(folder: AnyPath, name: str) -> AnyPath:
