@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-#: Number of global batches that are kept in memory and repeated.
-_NUM_BATCHES = 4
+#: Number of global batches that are kept in memory and repeated, if they are not larger than this.
+_NUM_BATCHES, _MAX_BYTES = 4, 2**28
 
 
 class Noise(NamedTuple):
@@ -45,10 +47,23 @@ def batches(element: Any, batch_size: int, num_examples: int, seed: int) -> tf.d
         num_examples: Examples per epoch. A partial last batch is dropped.
         seed: Seed of the noise.
     """
-    random, num_rows = np.random.default_rng(seed), _NUM_BATCHES * batch_size
-    rows = _drawn(element, random, num_rows)
-    few = tf.data.Dataset.from_tensor_slices(rows).batch(batch_size, drop_remainder=True).cache()
-    return few.repeat().take(max(num_examples // batch_size, 1)).prefetch(tf.data.AUTOTUNE)
+    random = np.random.default_rng(seed)
+    num_batches = max(1, min(_NUM_BATCHES, _MAX_BYTES // (batch_size * _row_bytes(element))))
+    # `from_tensors` passes on the batch that it holds; slices and a cache would be further copies.
+    few = [
+        tf.data.Dataset.from_tensors(_drawn(element, random, batch_size))
+        for _ in range(num_batches)
+    ]
+    repeated = functools.reduce(lambda a, b: a.concatenate(b), few).repeat()
+    return repeated.take(max(num_examples // batch_size, 1)).prefetch(tf.data.AUTOTUNE)
+
+
+def _row_bytes(element: Any) -> int:
+    """Returns the number of bytes of one example."""
+    if isinstance(element, Noise):
+        return math.prod(element.shape) * np.dtype(element.dtype).itemsize
+    parts = element.values() if isinstance(element, dict) else element
+    return sum(map(_row_bytes, parts))
 
 
 def _drawn(element: Any, random: np.random.Generator, num_rows: int) -> Any:

@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import keras
 import psutil
+import tensorflow as tf
 
 from tfdist.config import TrainConfig
 from tfdist.console import sizes
+from tfdist.upstream import keras_layers
+from tfdist.upstream.keras_model import flatten_layers
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
 
 #: Variables of the optimizer for each weight.
 _SLOTS = {"adam": 2, "lamb": 2, "sgd": 1, "lars": 1}
+#: Rows of the traced forward pass. More than one, because an axis of size one is broadcast.
+_FEW_ROWS = 2
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def shortage(config: TrainConfig, model: Any, strategy: Strategy) -> str:
+def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> str:
     """Returns a warning if training needs more memory than available; empty if it may fit.
 
-    The estimate costs no computation and is a lower bound: one copy of gradients and optimizer
-    state, and the outputs of layers with weights, which the backward pass needs. On GPUs, only
-    `--memory` tells how much there is.
+    The estimate is a lower bound: one copy of gradients and optimizer state, and the outputs of
+    layers with weights, which the backward pass needs. On GPUs, only `--memory` tells how much
+    there is.
 
     Args:
         config: The configuration.
         model: The compiled `keras.Model`, built or not.
         strategy: The strategy.
+        spec: `element_spec` of the data.
     """
     on_gpus = any(name.upper().startswith("GPU") for name in strategy.devices)
     num_parts = strategy.num_replicas if on_gpus else max(1, strategy.group.size)
     rows = math.ceil(config.batch_size / (num_parts * config.accumulate))
     weights = sum(math.prod(v.shape) * _item_size(v.dtype) for v in model.trainable_variables)
     state = weights * (1 + _SLOTS.get(config.optimizer, 0))
-    activations = 0 if config.remat != "none" else rows * _row_bytes(model)
+    activations = 0 if config.remat != "none" else rows * _row_bytes(model, spec)
     room = _room(config, on_gpus)
     if room is None or state + activations <= room:
         return ""
+    if state < room:
+        num_rounds = config.accumulate * math.ceil(activations / (room - state))
+        cure = f"Use a smaller --batch-size, --accumulate {num_rounds} or more, or --remat all"
+    else:
+        cure = "Use a smaller network, or --strategy sharded over more devices"
     return (
         f"Training needs at least {sizes.format_bytes(state + activations)} more memory "
         f"({sizes.format_bytes(state)} for gradients and optimizer state, "
         f"{sizes.format_bytes(activations)} for activations of {rows} rows), but "
-        f"only {sizes.format_bytes(room)} are available, so it may be killed. Use a smaller "
-        f"--batch-size, --accumulate {2 * config.accumulate}, or --remat all; python -m "
-        "tfdist.plan memory predicts what fits."
+        f"only {sizes.format_bytes(room)} are available, so it may be killed. {cure}; "
+        "python -m tfdist.plan memory predicts what fits."
     )
 
 
@@ -71,30 +83,59 @@ def _cgroup_limits() -> Iterator[int]:
             continue
 
 
-def _row_bytes(model: Any) -> int:
-    """Returns the bytes of one row of the outputs of all layers with weights."""
-    total = 0
-    for layer in _layers(model):
-        if not layer.weights:
-            continue
-        try:
-            outputs = layer.output
-        except (AttributeError, ValueError):  # a subclassed model that has no symbolic outputs
-            continue
-        for tensor in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
-            shape = getattr(tensor, "shape", ())[1:]
-            if None not in shape:
-                total += math.prod(shape) * _item_size(layer.compute_dtype)
-    return total
+def _row_bytes(model: Any, spec: Any) -> int:
+    """Returns the bytes of one row of the outputs of all layers with weights.
+
+    The forward pass is traced, which also finds layers within layers and the lengths of sequences.
+    A layer with activation checkpointing counts as a whole.
+
+    Args:
+        model: The model.
+        spec: `element_spec` of the data.
+    """
+    inputs = tf.nest.map_structure(_few_rows, keras.utils.unpack_x_y_sample_weight(spec)[0])
+    variables = tf.nest.map_structure(
+        lambda variable: tf.TensorSpec(variable.shape, variable.dtype),
+        (model.trainable_variables, model.non_trainable_variables),
+    )
+    recomputed = [layer for layer in flatten_layers(model) if keras_layers.is_in_remat_scope(layer)]
+    found: dict[int, int] = {}
+    enclosing: list[Any] = []  # layers with activation checkpointing around the current call
+
+    def measured(call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        is_whole = any(layer is other for other in recomputed)
+        enclosing.extend([layer] * is_whole)
+        outputs = call(layer, *args, **kwargs)
+        del enclosing[len(enclosing) - is_whole :]
+        is_leaf = isinstance(layer, keras.layers.Layer) and len(flatten_layers(layer)) == 1
+        if not enclosing and (is_whole or (is_leaf and layer.weights)):
+            size = sum(map(_num_bytes, tf.nest.flatten(outputs)))
+            found[id(layer)] = max(size, found.get(id(layer), 0))
+        return outputs
+
+    @tf.function(autograph=False)
+    def forward(weights: Any, x: Any) -> None:
+        model.stateless_call(*weights, x, training=True)
+
+    try:
+        with contextlib.ExitStack() as stack:
+            for layer in recomputed:
+                stack.enter_context(keras_layers.remat_enabled(layer, does=False))
+            stack.enter_context(keras_layers.operations_called_through(measured))
+            forward.get_concrete_function(variables, inputs)
+    except Exception:  # such as a GAN, which has no forward pass: there is no estimate
+        return 0
+    return sum(found.values()) // _FEW_ROWS
 
 
-def _layers(model: Any) -> Iterable[Any]:
-    """Yields the layers of a model and of the models in it."""
-    for layer in model.layers:
-        if hasattr(layer, "layers"):
-            yield from _layers(layer)
-        else:
-            yield layer
+def _few_rows(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec((_FEW_ROWS, *spec.shape[1:]), spec.dtype)
+
+
+def _num_bytes(tensor: Any) -> int:
+    """Returns the size of a tensor; 0 if it is unknown."""
+    shape = getattr(tensor, "shape", (None,))
+    return 0 if None in shape else math.prod(shape) * _item_size(tensor.dtype)
 
 
 def _item_size(dtype: Any) -> int:

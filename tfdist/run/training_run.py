@@ -105,14 +105,20 @@ class TrainingRun:
         self._talks = strategy.is_chief and config.verbose != 0
         if self._talks:
             tables.facts({**facts, "run folder": folder.location}.items())
-        if strategy.is_chief and (warning := memory.shortage(config, trainer.model, strategy)):
-            print(f"warning: {warning}", file=sys.stderr)
+        if strategy.is_chief:
+            self._warn_of_shortage()
 
         self.history = keras.callbacks.History()
         self._curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
         self._profiles = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
         log = MetricsLog(folder.metrics, trainer.stats)
         self._callbacks = [*from_config.averages(config), *own, self.history, log, self._curves]
+
+    def _warn_of_shortage(self) -> None:
+        spec = getattr(self._data, "element_spec", None)
+        warning = memory.shortage(self._config, self._trainer.model, self._strategy, spec)
+        if warning:
+            print(f"warning: {warning}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Uploads the files of a failed run, and releases the lock on the run folder."""
