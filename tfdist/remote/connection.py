@@ -6,6 +6,8 @@ variables and data sets that exist already stay valid.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,6 +92,9 @@ def error_of(lost: Lost) -> ClusterError:
     """Returns the error for a lost server."""
     error = ClusterError(str(lost))
     error.exit_code = PEER_LOST
+    # At the end of the process, the collection of TensorFlow's and Keras's objects takes more than
+    # a second of CPU time: the launcher waits for the process, to start it again.
+    atexit.register(gc.freeze)
     return error
 
 
