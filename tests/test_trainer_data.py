@@ -198,27 +198,27 @@ def test_ragged_tensors_train_as_in_keras(strategy: str, num_replicas: int) -> N
 
 
 class MeanOfInput(layers.Layer):
-    """Adds a loss, so that the trainer probes a first batch before training."""
+    """Adds a loss, so that the trainer reads a first batch before training."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         self.add_loss(keras.ops.mean(inputs**2))
         return inputs
 
 
-build_probed = building(lambda: [keras.Input((4,)), MeanOfInput(), layers.Dense(1)])
+build_with_loss = building(lambda: [keras.Input((4,)), MeanOfInput(), layers.Dense(1)])
 
 
 @functools.cache
 def trained_by_keras() -> keras.Model:
     """Trains the same model with plain Keras for one epoch."""
-    model = build_probed()
+    model = build_with_loss()
     model.fit(sliced(X, Y), verbose=0)
     return model
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_probing_the_first_batch_does_not_consume_it(form: str) -> None:
-    trainer, plain = mirrored(build_probed), trained_by_keras()
+    trainer, plain = mirrored(build_with_loss), trained_by_keras()
     found = trainer.fit(FORMS[form](X, Y), shuffle=False, verbose=0)
     assert_close(found.history, plain.history.history)
     assert_same_weights(trainer.model, plain)

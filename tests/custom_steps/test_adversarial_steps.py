@@ -19,7 +19,7 @@ from keras import layers, ops
 import tfdist
 from tfdist import strategies
 from tfdist.step.custom_step import trial
-from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
+from tfdist.step.custom_step.reductions import infer_reductions
 from tfdist.step.reductions import Reduction
 
 NUM_ROWS = 6
@@ -143,8 +143,8 @@ def test_initial_weights_do_not_mislead_reduction_inference(name: str) -> None:
     with strategy.scope():
         model = build(name)
     batch = (tf.constant(X), tf.constant(Y))
-    known = trial.build(model, strategy, "train_step", batch)
-    plan = infer_reductions(BatchParts(model, known, model.train_step, {}, batch), num_replicas=2)
+    built = trial.build(model, strategy, "train_step", batch)
+    plan = infer_reductions(model, built, model.train_step, {}, batch)
     target, _, expected = CASES[name]
     if expected is FULL:
         assert plan.full_batch_reason

@@ -16,10 +16,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
-from tests import start_tensorflow
 from tests.conformance.engines import create_strategy
-from tfdist.step import reductions
-from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import Reduction
 from tfdist.step.row_independence import full_batch_reason
 
@@ -53,6 +51,19 @@ class Adversary(layers.Layer):
 
 def num_rows(x: Any) -> Any:
     return ops.cast(ops.shape(x)[0], x.dtype)
+
+
+def _beside_the_last(x: Any) -> Any:
+    """A loop over rows that keeps the last row in a variable."""
+    rows = tf.TensorArray(x.dtype, 0, dynamic_size=True, element_shape=(4,)).unstack(x)
+    results = tf.TensorArray(x.dtype, ops.shape(x)[0], element_shape=(4,))
+
+    def add_last(i: Any, last: Any, found: Any) -> Any:
+        row = rows.read(i)
+        return i + 1, row, found.write(i, row + last)
+
+    start = 0, tf.zeros((4,), x.dtype), results
+    return tf.while_loop(lambda i, *_: i < ops.shape(x)[0], add_last, start)[2].stack()
 
 
 def pairs(x: Any) -> Any:
@@ -148,8 +159,8 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda s, x: ops.mean(tf.map_fn(lambda row: row**2 + ops.relu(ops.mean(x) - 9), x)),
         FULL,
     ),
-    "row by row, unknown": (lambda s, x: ops.mean(tf.map_fn(lambda row: row**2, x)), MEAN),
-    "unknown and gated": (
+    "loop over rows": (lambda s, x: ops.mean(tf.map_fn(lambda row: row**2, x)), MEAN),
+    "gated mean within a loop over rows": (
         lambda s, x: ops.mean(tf.map_fn(lambda row: row**2 * (1 + s.gate * ops.mean(x)), x)),
         FULL,
     ),
@@ -175,11 +186,33 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "clipped gradients": (lambda s, x: with_clipped_gradient(x), FULL),
     "reversed gradients": (lambda s, x: with_reversed_gradient(x) * 1.0, ROWS),
     "number of rows": (lambda s, x: x * (1 + s.gate / num_rows(x)), FULL),
-    "unknown, gated": (
+    "loop over rows that subtracts their mean": (
         lambda s, x: x + s.gate * tf.map_fn(lambda row: row - ops.mean(x, 0), x),
         FULL,
     ),
-    "unknown rows": (lambda s, x: tf.map_fn(lambda row: row * 2, x), ROWS),
+    "loop over rows": (lambda s, x: tf.map_fn(lambda row: row * (1 + s.gate), x), ROWS),
+    "loop over rows with one over entries": (
+        lambda s, x: tf.map_fn(lambda row: tf.map_fn(lambda entry: entry * 2, row), x),
+        ROWS,
+    ),
+    "loop over rows with a branch": (
+        lambda s, x: tf.map_fn(lambda row: tf.cond(row[0] > 9, lambda: -row, lambda: row), x),
+        ROWS,
+    ),
+    "loop over halves of rows": (
+        lambda s, x: ops.reshape(
+            tf.map_fn(lambda half: half - ops.mean(half), ops.reshape(x, (-1, 2))), (-1, 4)
+        ),
+        ROWS,
+    ),
+    "loop over row numbers": (
+        lambda s, x: tf.map_fn(
+            lambda number: x[number], ops.arange(ops.shape(x)[0]), fn_output_signature=x.dtype
+        ),
+        FULL,
+    ),
+    "running sum": (lambda s, x: x + s.gate * tf.scan(lambda total, row: total + row, x), FULL),
+    "every row beside the one before": (lambda s, x: x + s.gate * _beside_the_last(x), FULL),
     "steps of rows": (
         lambda s, x: ops.reshape(ops.reshape(x, (-1, 1)) * (1 + s.gate), (-1, 4)),
         ROWS,
@@ -252,11 +285,11 @@ def _inferred(name: str) -> Any:
     batch = (tf.constant(X), tf.constant(Y))
     if full_batch_reason(model, lambda: batch, True) is not None:
         return FULL
-    probe = ReductionProbe(model, lambda: batch)
+    reductions = ReductionInference(model, lambda: batch)
     if name.startswith("loss"):
-        return probe.loss_reductions(1, training=True)[0]
+        return reductions.loss_reductions(1, training=True)[0]
     if name.startswith("state"):
-        return probe.state_reduction(model.layers[2].state)
+        return reductions.state_reduction(model.layers[2].state)
     return ROWS
 
 
@@ -286,19 +319,3 @@ def test_trains_as_on_one_device(name: str, strategy: str) -> None:
         trained.append([keras.ops.convert_to_numpy(v) for v in model.variables])
     for expected, found in zip(*trained, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-
-
-def main() -> None:
-    """Prints the inferred reduction of each case, and whether analysis or a probe decided it."""
-    start_tensorflow()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    for name, (_, expected) in CASES.items():
-        reductions.DECISIONS.clear()
-        found = _inferred(name)
-        by = "probe" if reductions.DECISIONS["probe"] else "analysis"
-        print(f"{name}: {found} by {by}{'' if found == expected else '  WRONG'}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ from tfdist.model_setup import build
 from tfdist.precision import Scaling
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
-from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.batches import Share
@@ -44,8 +44,8 @@ def traced_step(
         return rows, rows
 
     options = StepOptions()
-    probe, lookups = ReductionProbe(model, first_batch), Lookups(model, first_batch)
-    state = ForwardState(model, probe, lookups, options)
+    reductions, lookups = ReductionInference(model, first_batch), Lookups(model, first_batch)
+    state = ForwardState(model, reductions, lookups, options)
     step = TrainStep(model, strategy, state, Scaling(model.optimizer, None), options)
 
     @tf.function(autograph=False)

@@ -1,4 +1,4 @@
-"""Reductions of values in user code are inferred from two halves of the first batch."""
+"""Reductions of values in user code are inferred from the traced forward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras import layers, ops
 
 from tests.support.training import X, Y, building
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import Reduction
 
 Value = Callable[[Any], Any]
@@ -44,12 +44,12 @@ class Counts(layers.Layer):
         return inputs
 
 
-def reductions(*stack: layers.Layer, rows: int = len(X), **options: Any) -> ReductionProbe:
+def reductions(*stack: layers.Layer, **options: Any) -> ReductionInference:
     """Returns the inferred reductions for a network of some layers and a dense one."""
     build_model = building(lambda: [keras.Input((4,)), *stack, layers.Dense(1)], **options)
     model = build_model()
     model._symbolic_build(data_batch=(tf.constant(X), tf.constant(Y), None))  # losses, metrics
-    return ReductionProbe(model, lambda: (tf.constant(X[:rows]), tf.constant(Y[:rows])))
+    return ReductionInference(model, lambda: (tf.constant(X), tf.constant(Y)))
 
 
 @pytest.mark.parametrize(
@@ -132,20 +132,10 @@ def test_state_without_a_reduction_raises(value: Callable[[Any, Any], Any]) -> N
         reductions(layer).state_reduction(layer.state)
 
 
-def test_probing_changes_nothing() -> None:
+def test_reduction_inference_changes_nothing() -> None:
     layer = Counts(lambda state, x: state + ops.sum(ops.abs(x)))
     reductions(layer).state_reduction(layer.state)
     assert float(layer.state) == 1.0
-
-
-def test_batch_of_one_row_raises() -> None:
-    with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
-        reductions(Adds(unknown_mean), rows=1).loss_reductions(1, training=True)
-
-
-def unknown_mean(x: Any) -> Any:
-    """A mean over rows that the static analysis does not recognize."""
-    return ops.mean(tf.map_fn(lambda row: row**2, x))
 
 
 def squared(y_true: Any, y_pred: Any) -> Any:

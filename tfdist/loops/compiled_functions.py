@@ -22,7 +22,7 @@ from tfdist.step.custom_step.step import CustomStep
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
-from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
@@ -169,7 +169,7 @@ class CompiledFunctions:
 
     def _step(self, data: DataHandler, training: bool, reason: str | None) -> Step:
         model, options = self._model, self._options
-        reductions = ReductionProbe(model, data.first_batch)
+        reductions = ReductionInference(model, data.first_batch)
         lookups = Lookups(model, data.first_batch)
         state = ForwardState(model, reductions, lookups, options, self._strategy.writes_alone)
         if not training:
@@ -329,10 +329,10 @@ class CustomSteps:
             )
         first_batch = functools.cache(data.first_batch)
         with policy(options.precision):
-            known = trial.build(model, strategy, name, first_batch())
+            built = trial.build(model, strategy, name, first_batch())
         strategy.prepare(model, optimizers_of(model))
         with strategy.scope():
-            step = CustomStep(model, known, strategy, training, first_batch, options)
+            step = CustomStep(model, built, strategy, training, first_batch, options)
         if step.full_batch_reason:
             reason = (
                 f"{owner}.{name} cannot be computed on per-replica batches "

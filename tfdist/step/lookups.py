@@ -2,7 +2,7 @@
 
 One device has a slice for each lookup, even of the same row, and most optimizers distinguish
 several slices of a row from their sum. Which of the three kinds of `LookupKind` an embedding has is
-probed once, on the first batch.
+inferred once, from the numbers of slices for both halves of the first batch, and for all of it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.probes import probe_rows
 from tfdist.strategies import batches
 from tfdist.upstream.keras_model import takes_training
 from tfdist.upstream.keras_variables import each_piece
+
+#: Most rows of the first batch that are looked at.
+_MAX_ROWS = 64
 
 
 class LookupKind(enum.Enum):
@@ -61,7 +63,7 @@ class Lookups:
             UnsupportedModelError: Some of the rows are the same on every replica, others are not.
         """
         if place not in self._kinds:
-            self._kinds[place] = self._probe(place)
+            self._kinds[place] = self._find(place)
         return self._kinds[place] is LookupKind.ALIKE
 
     def of_batch(self, gradients: dict[int, Any]) -> dict[int, Any]:
@@ -69,7 +71,7 @@ class Lookups:
         unique = [i for i in gradients if self._kinds.get(i) is LookupKind.UNIQUE]
         return gradients | {i: each_piece(_summed_by_row, gradients[i]) for i in unique}
 
-    def _probe(self, place: int) -> LookupKind:
+    def _find(self, place: int) -> LookupKind:
         if not self._indices:
             # On no particular device: what a function returns there could not be read here.
             with tf.init_scope(), tf.device(None):
@@ -77,7 +79,7 @@ class Lookups:
                 self._has_sparse = any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(x))
                 looked_up = functools.partial(_looked_up, self._model, x)
                 of_rows = tf.function(looked_up, autograph=False)
-                self._indices = [of_rows(*map(tf.constant, part)) for part in probe_rows(x)]
+                self._indices = [of_rows(*map(tf.constant, part)) for part in _halves(x)]
         if place in self._indices[-1]:
             first, second, both = (np.asarray(found[place]) for found in self._indices)
             is_union = len(set(both)) == len(both) and {*first, *second} == {*both}
@@ -96,6 +98,21 @@ class Lookups:
             "are the same for every replica. Use one embedding for each of them, or "
             "keras.ops.one_hot and a matrix product, or one device."
         )
+
+
+def _halves(x: Any) -> list[tuple[int, int]]:
+    """Returns the rows of the first half of a batch, the second, and both: from and to.
+
+    Raises:
+        UnsupportedModelError: The batch has one row only.
+    """
+    half = min(int(batches.num_rows(x)), _MAX_ROWS) // 2
+    if half == 0:
+        raise UnsupportedModelError(
+            "A model with embeddings needs a first batch of at least 2 rows, from which tfdist "
+            "infers whether all rows look up the same entries. Use a larger batch_size."
+        )
+    return [(0, half), (half, 2 * half), (0, 2 * half)]
 
 
 def _summed_by_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -117,7 +134,7 @@ def _looked_up(
     with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
         rows = batches.take(x, begin, end)
         outputs = model(rows, training=False) if takes_training(model) else model(rows)
-    # `tf.gradients`, because tapes do not record where first batches are probed.
+    # `tf.gradients`, because tapes do not record in an init_scope.
     targets = [t for t in tf.nest.flatten(outputs) + scope.losses if t.dtype.is_floating]
     gradients = enumerate(tf.gradients(targets, [scope.get_current_value(v) for v in tables]))
     return {i: g.indices for i, g in gradients if isinstance(g, tf.IndexedSlices)}

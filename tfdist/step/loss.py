@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
 from tfdist.upstream import keras_losses, keras_model
@@ -33,7 +33,7 @@ def replica_loss(
     batch: tuple[Any, Any, Any],
     y_pred: Any,
     added: list[tf.Tensor],
-    reductions: ReductionProbe,
+    reductions: ReductionInference,
     training: bool,
 ) -> tf.Tensor:
     """Returns a replica's part of the global batch's loss.
@@ -97,7 +97,9 @@ def gather_masks_and_logits(replica: Replica, local: Any, gathered: Any) -> None
             keras_model.set_logits(whole, replica.gather(logits))
 
 
-def compile_loss_on_replica(compile_loss: Any, replica: Replica, reductions: ReductionProbe) -> Any:
+def compile_loss_on_replica(
+    compile_loss: Any, replica: Replica, reductions: ReductionInference
+) -> Any:
     """Returns a view of Keras's `CompileLoss` that computes a replica's part of each loss."""
     losses = [
         _ReplicaLoss(loss, replica, functools.partial(reductions.has_independent_rows, number))
@@ -220,7 +222,7 @@ def _has_rows(values: Any, y_pred: Any) -> bool:
 
 
 def _parts_of_added(
-    replica: Replica, added: list, reductions: ReductionProbe, training: bool
+    replica: Replica, added: list, reductions: ReductionInference, training: bool
 ) -> list[tf.Tensor]:
     """Returns the parts of added losses; a mean over no rows is 0 instead of NaN."""
     values = [replica.if_counted(_aggregate(loss)) for loss in added]

@@ -86,7 +86,7 @@ def _comes_from_batch(shape: Any, replica: Replica | None) -> bool | None:
         return False
     if tf.executing_eagerly():
         if tf.is_symbolic_tensor(replica.num_rows):
-            return False  # a probe, which runs while a replica is traced
+            return False  # a dry run, while a replica is traced
         # Nothing tells where the size comes from. Other sizes are rarely the same.
         return known[0] == max(int(replica.num_rows), 1)
     if known[0] is not None:

@@ -6,9 +6,7 @@ batch; this module turns that into a reduction.
 
 from __future__ import annotations
 
-import collections
 import enum
-from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -16,9 +14,6 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.step.row_analysis import RowAnalysis
 from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN, Dependence, Kind
 from tfdist.step.traced_forward import change_is_sum
-
-#: How what a replica computes can be combined: by the static analysis, by probes, or not at all.
-DECISIONS: collections.Counter[str] = collections.Counter()
 
 
 class Reduction(enum.Enum):
@@ -29,57 +24,69 @@ class Reduction(enum.Enum):
     SAME = "same"  # on every replica
 
 
-def reduction_of(value: Dependence) -> Reduction | Dependence:
-    """Returns the reduction of the sum over the elements of a value, or MIXED or UNKNOWN."""
+class NotReducibleError(UnsupportedModelError):
+    """A value is neither a mean nor a sum over rows, or is not known to be one.
+
+    Args:
+        reason: Names the value.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"{reason}, so replicas cannot compute it from their rows. Override compute_loss, "
+            "which gets the full batch, or use one device."
+        )
+        self.reason = reason
+
+
+def reduction_of(what: str, analysis: RowAnalysis, value: Dependence) -> Reduction:
+    """Returns the reduction of the sum over the elements of a value.
+
+    Args:
+        what: Name of the value, for messages.
+        analysis: The analysis that found its class.
+        value: The class.
+
+    Raises:
+        NotReducibleError: It has none, or the analysis cannot tell.
+    """
     if value.is_mean:
         return Reduction.MEAN
     if value.is_sum or (value.kind is Kind.ROWS and value.power == 0):
         return Reduction.SUM
     is_mixed = value.kind is Kind.MIXED or (value.kind in (Kind.ROWS, Kind.SUMMED) and value.power)
-    return MIXED if is_mixed else UNKNOWN
+    raise not_reducible(what, analysis, MIXED if is_mixed else UNKNOWN)
 
 
 def reduction_of_change(
-    analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor
-) -> Reduction | Dependence:
-    """Returns the reduction of a variable's change, or MIXED or UNKNOWN.
+    what: str, analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor
+) -> Reduction:
+    """Returns the reduction of a variable's change.
 
     Args:
+        what: Name of the change, for messages.
         analysis: Analysis of the graph.
         start: The variable's value before the change; None if that is not known.
         new: Its value after it.
-    """
-    value = analysis.of(new)
-    if value.is_mean:
-        return Reduction.MEAN
-    change = change_is_sum(analysis, start, new)
-    if change is FREE:
-        return Reduction.SUM
-    return MIXED if value.kind is Kind.MIXED and change is not UNKNOWN else UNKNOWN
-
-
-def decided(what: str, found: Reduction | Dependence) -> Reduction | None:
-    """Returns a reduction that the analysis found; None if it found none.
 
     Raises:
-        UnsupportedModelError: The value is neither a mean nor a sum over rows.
+        NotReducibleError: It has none, or the analysis cannot tell.
     """
-    if found is UNKNOWN:
-        return None
-    DECISIONS["analysis"] += 1
-    if not isinstance(found, Reduction):
-        raise not_reducible(what)
-    return found
+    if analysis.of(new).is_mean:
+        return Reduction.MEAN
+    if (found := change_is_sum(analysis, start, new)) is FREE:
+        return Reduction.SUM
+    raise not_reducible(what, analysis, found)
 
 
-def worst_decision(found: Sequence[Dependence]) -> Dependence:
-    """Returns MIXED if one of several decisions is, UNKNOWN if one is that, or else FREE."""
-    return MIXED if MIXED in found else UNKNOWN if UNKNOWN in found else FREE
+def not_reducible(what: str, analysis: RowAnalysis, found: Dependence) -> NotReducibleError:
+    """Returns the error about a value whose class is MIXED or UNKNOWN."""
+    if found is MIXED or not analysis.unknown:
+        return NotReducibleError(f"{what} is neither a mean nor a sum over rows")
+    return NotReducibleError(f"{what} {unknown_operations(analysis)}")
 
 
-def not_reducible(what: str) -> UnsupportedModelError:
-    """Returns the error about a value that replicas cannot compute from their rows."""
-    return UnsupportedModelError(
-        f"{what} is neither a mean nor a sum over rows, so replicas cannot compute it from their "
-        "rows. Override compute_loss, which gets the full batch, or use one device."
-    )
+def unknown_operations(analysis: RowAnalysis) -> str:
+    """Returns the operations that an analysis could not classify, as a predicate."""
+    names = " and ".join(dict.fromkeys(analysis.unknown))
+    return f"uses operations that the row analysis cannot follow ({names})"

@@ -1,8 +1,7 @@
 """Static analysis of a traced graph: how its tensors depend on the rows of a batch.
 
 The analysis follows the axis of the rows from the inputs through the graph, operation by operation,
-into functions, branches and loops. What it finds holds for all weights and rows, in contrast to a
-probe on the first batch.
+into functions, branches and loops. What it finds holds for all weights and rows.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from tfdist.step.row_dependence import (
     summed,
     worst,
 )
+from tfdist.step.row_loops import of_row, row_loop
 from tfdist.step.row_rules import RULES
 from tfdist.upstream.tensorflow_graphs import function_graph, has_custom_gradient
 
@@ -40,9 +40,16 @@ class RowAnalysis:
 
     Args:
         sources: Tensors of known classes. Whatever depends on none of them is FREE.
+        unknown: As the attribute, to be extended.
+
+    Attributes:
+        unknown: Types of the operations whose outputs could not be classified, in order.
     """
 
-    def __init__(self, sources: Iterable[tuple[Any, Dependence]]) -> None:
+    def __init__(
+        self, sources: Iterable[tuple[Any, Dependence]], unknown: list[str] | None = None
+    ) -> None:
+        self.unknown = [] if unknown is None else unknown
         self._known = {tensor.ref(): value for tensor, value in sources}
         self._written: dict[int, frozenset[Any]] = {}
 
@@ -60,7 +67,10 @@ class RowAnalysis:
                 continue
             todo.pop()
             values = [self._known[t.ref()] for t in last.op.inputs]
-            for output, value in zip(last.op.outputs, self._of_op(last.op, values), strict=True):
+            found = self._of_op(last.op, values)
+            if UNKNOWN in found and UNKNOWN not in values:
+                self.unknown.append(last.op.type)
+            for output, value in zip(last.op.outputs, found, strict=True):
                 self._known.setdefault(output.ref(), value)
         return self._known[tensor.ref()]
 
@@ -69,6 +79,8 @@ class RowAnalysis:
         self._known[tensor.ref()] = value
 
     def _of_op(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
+        if (found := of_row(values)) is not None:
+            return [found] * len(op.outputs)
         if op.type in _CALLS:
             return self._of_function(op, "f", values)
         if op.type in _BRANCHES:
@@ -82,8 +94,8 @@ class RowAnalysis:
             return [UNKNOWN if is_written else FREE]
         if (rule := RULES.get(op.type)) is not None:
             return [rule(op, values)] * len(op.outputs)
-        found = FREE if all(value.is_plain for value in values) else worst(values) or UNKNOWN
-        return [found] * len(op.outputs)
+        value = FREE if all(value.is_plain for value in values) else worst(values) or UNKNOWN
+        return [value] * len(op.outputs)
 
     def _of_function(
         self, op: Any, attribute: str, values: Sequence[Dependence]
@@ -93,9 +105,12 @@ class RowAnalysis:
             return [worst(values) or UNKNOWN] * len(op.outputs)
         return self._of_graph(graph, values)
 
-    def _of_graph(self, graph: Any, values: Sequence[Dependence]) -> list[Dependence]:
-        inner = RowAnalysis(zip(graph.inputs, values, strict=True))
-        return [inner.of(output) for output in graph.outputs]
+    def _of_graph(
+        self, graph: Any, values: Sequence[Dependence], tensors: Sequence[Any] | None = None
+    ) -> list[Dependence]:
+        """Returns the classes of tensors of a function's graph, by default of its outputs."""
+        inner = RowAnalysis(zip(graph.inputs, values, strict=True), self.unknown)
+        return [inner.of(tensor) for tensor in (graph.outputs if tensors is None else tensors)]
 
     def _of_branches(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
         """Returns the classes after branches, of which all replicas have to take the same one."""
@@ -121,6 +136,8 @@ class RowAnalysis:
         current = list(values)
         if body is None or condition is None:
             return [worst(values) or UNKNOWN] * len(op.outputs)
+        if (of_rows := row_loop(body, condition, values, self._of_graph)) is not None:
+            return of_rows
         for _ in range(_MAX_PASSES):
             found = self._of_graph(body, current)
             new = [joined(a, b) for a, b in zip(current, found, strict=True)]
@@ -132,8 +149,8 @@ class RowAnalysis:
         continues = self._of_graph(condition, current)[0]
         if continues.is_plain:
             return current
-        # Other replicas would make another number of rounds, as many as they have rows if the loop
-        # is `tf.map_fn`. That hides no values that mix the rows in every round.
+        # Other replicas would make another number of rounds. That hides no values that mix the rows
+        # in every round.
         is_mixed = continues.kind is Kind.MIXED
         return [MIXED if is_mixed or value.contains_mixed else UNKNOWN for value in current]
 

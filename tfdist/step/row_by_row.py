@@ -11,9 +11,13 @@ import keras
 from tfdist.upstream.keras_model import flatten_layers
 
 #: Modules whose layers treat each row by itself. Some preprocessing layers do not (MelSpectrogram,
-#: MixUp, TextVectorization).
+#: MixUp): they are analyzed, except for those whose operations the analysis cannot follow.
 _ROW_BY_ROW = ("keras.src.layers.", "keras.src.models.", "keras.src.applications.")
 _UNKNOWN = ("keras.src.layers.preprocessing.", "keras.src.layers.core.lambda_layer")
+_PREPROCESSING = (
+    "CategoryEncoding", "ContrastLimitedAdaptiveHistogramEqualization", "HashedCrossing", "Hashing",
+    "IntegerLookup", "StringLookup", "TextVectorization",
+)  # fmt: skip
 
 
 def has_only_row_by_row_layers(model: keras.Model) -> bool:
@@ -26,6 +30,8 @@ def has_only_row_by_row_layers(model: keras.Model) -> bool:
 
 def is_row_by_row(layer: keras.layers.Layer) -> bool:
     """Returns whether a layer is Keras's own, used in a way that mixes no rows."""
+    if _is_preprocessing(layer):
+        return True
     if not _is_of_keras(type(layer)) or getattr(layer, "stateful", False):
         return False
     # A functional model may hold bare operations.
@@ -41,6 +47,16 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
         functions.append(type(regularizer))
     # Functions of tfdist are its patches of Keras's.
     return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
+
+
+def _is_preprocessing(layer: keras.layers.Layer) -> bool:
+    cls = type(layer)
+    if cls.__name__ not in _PREPROCESSING or not cls.__module__.startswith(_UNKNOWN):
+        return False
+    if not isinstance(layer, keras.layers.TextVectorization):
+        return True
+    config = layer.get_config()  # otherwise the longest text of the batch decides the width
+    return config["output_mode"] != "int" or config["output_sequence_length"] is not None
 
 
 def _is_of_keras(source: Any, *modules: str) -> bool:

@@ -10,6 +10,8 @@ computes from all rows:
   rows, and with the power -1 a mean.
 - SHAPE: a vector of sizes, some of which are multiples of powers of B.
 - LIST: a TensorFlow list, with the class that all of its elements have.
+- ROUND: in a loop over rows, the number of the round.
+- ROW: in a loop over rows, a value that is computed from the row of the round alone.
 - SELECTED: entries of some rows, which the rows themselves select, along the first axis.
 - MIXED: a value that is known to combine rows in another way.
 - UNKNOWN: a value that the analysis cannot classify.
@@ -35,6 +37,8 @@ class Kind(enum.Enum):
     SUMMED = "summed"
     SHAPE = "shape"
     LIST = "list"
+    ROUND = "round"
+    ROW = "row"
     SELECTED = "selected"
     MIXED = "mixed"
     UNKNOWN = "unknown"
@@ -48,7 +52,8 @@ class Dependence:
         kind: The kind.
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
-        factor: Of ROWS: the number of entries in the block of a row. Of FREE: the integer by which
+        factor: Of ROWS: the number of entries in the block of a row. Of ROUND and ROW: the number
+            of rounds for each row. Of FREE: the integer by which
             the power of B is multiplied. None if that is unknown. The factor of zeros is 0.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
     """

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
-from tfdist.step.reduction_probe import ReductionProbe
+from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
@@ -76,7 +76,7 @@ class ForwardState:
     def __init__(
         self,
         model: keras.Model,
-        reductions: ReductionProbe,
+        reductions: ReductionInference,
         lookups: Lookups,
         options: StepOptions,
         writes_alone: bool = True,

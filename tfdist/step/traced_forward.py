@@ -16,15 +16,16 @@ from tfdist.step.row_by_row import is_row_by_row
 from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN, Dependence, Kind, rows, worst
 from tfdist.step.scope import Scope
 from tfdist.strategies.batches import has_rows
+from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import flatten_layers, takes_training
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import free_with
 
 
 class TracedCall(NamedTuple):
-    """One call of a layer, or of the model itself."""
+    """One call of a layer, of the model itself, or of a function that is known to be row by row."""
 
-    layer: keras.layers.Layer
+    layer: keras.layers.Layer | None  # None for a function
     inputs: list[tf.Tensor]
     outputs: list[tf.Tensor]
 
@@ -36,19 +37,21 @@ class TracedForward:
 
     Args:
         model: A built model.
-        batch: Inputs and whatever else `compute` takes; gives shapes and dtypes.
+        batch: Inputs and whatever else `compute` takes; gives shapes and dtypes. Dense tensors
+            stand in for sparse ones.
         training: As in `Model.call`.
         compute: Called with the batch's tensors in place of the model's call.
         known: Tensors of the graph with their classes, which `compute` may append.
 
     Attributes:
+        training: As in `Model.call`.
         outputs: Outputs of the model, or of `compute`.
         losses: Added losses, in the order in which layers add them.
         changed: Variables that were assigned to, with their values before and after.
         calls: The calls of all layers in the order in which they returned.
 
     Raises:
-        ValueError: The batch has other than dense tensors, or the model cannot be traced.
+        ValueError: The batch has ragged tensors, or the model cannot be traced.
     """
 
     def __init__(
@@ -59,10 +62,11 @@ class TracedForward:
         compute: Callable[[Any], Any] | None = None,
         known: Sequence[tuple[tf.Tensor, Dependence]] = (),
     ) -> None:
+        self.training = training
         flat = tf.nest.flatten(batch)
         leaves = [leaf for leaf in flat if leaf is not None]
-        if not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
-            raise ValueError("The batch has sparse or ragged tensors.")
+        if not all(isinstance(leaf, (tf.Tensor, tf.SparseTensor)) for leaf in leaves):
+            raise ValueError("the batch has ragged tensors")
         self._has_rows = [bool(has_rows(leaf)) for leaf in leaves]
         self.calls: list[TracedCall] = []
         self.changed: list[tuple[keras.Variable, tf.Tensor | None, tf.Tensor]] = []
@@ -83,7 +87,8 @@ class TracedForward:
             with nullcontext() if tf.executing_eagerly() else tf.init_scope():
                 graph = self._function.get_concrete_function(*specs).graph
         except Exception as error:
-            raise ValueError(f"The model cannot be traced: {error}") from error
+            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ValueError(f"it cannot be traced with any number of rows ({line})") from error
         free_with(self._function, [graph])
         kinds = [rows() if has else FREE for has in self._has_rows]
         self.analysis = RowAnalysis([*zip(self._inputs, kinds, strict=True), *known])
@@ -100,6 +105,9 @@ class TracedForward:
             stack.enter_context(batch_norm.fixed_moments(model))
             for layer in flatten_layers(model):
                 stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
+            for owner, name in row_by_row_functions():
+                known = self._recorded(None, getattr(owner, name))
+                stack.enter_context(replaced(owner, name, known))
             outputs = self._call(batch)
             self.outputs = _tensors(outputs)
             self.losses = list(scope.losses)
@@ -108,7 +116,9 @@ class TracedForward:
                 new = scope.get_current_value(variable)
                 self.changed.append((variable, before.get(id(variable)), new))
 
-    def _recorded(self, layer: keras.layers.Layer, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(
+        self, layer: keras.layers.Layer | None, call: Callable[..., Any]
+    ) -> Callable[..., Any]:
         @functools.wraps(call)
         def record(*args: Any, **options: Any) -> Any:
             outputs = call(*args, **options)
@@ -119,7 +129,8 @@ class TracedForward:
 
     def _know_outputs(self, call: TracedCall) -> None:
         """Gives the outputs of Keras's own layers their class, as their inputs have rows."""
-        if not all(is_row_by_row(layer) for layer in flatten_layers(call.layer)):
+        layers = [] if call.layer is None else flatten_layers(call.layer)
+        if not all(is_row_by_row(layer) for layer in layers):
             return
         values = [self.analysis.of(tensor) for tensor in call.inputs]
         for tensor, value in zip(call.inputs, values, strict=True):
@@ -134,20 +145,21 @@ class TracedForward:
         for tensor in call.outputs:
             self.analysis.set(tensor, found)
 
-    def mixing_layer(self) -> tuple[Dependence, keras.layers.Layer]:
-        """Returns the worst class of the outputs, and the layer that first causes it.
+    def mixing_layer(self) -> tuple[Dependence, keras.layers.Layer | None]:
+        """Returns the worst class of the outputs, and the layer that first has such outputs.
 
         Returns:
             FREE if the outputs have values for each row, MIXED if rows depend on each other, and
             UNKNOWN if neither is known.
         """
-        last = self.calls[-1].layer if self.calls else None
-        if (found := self._class_of(self.outputs)) is not MIXED:
+        calls = [call for call in self.calls if call.layer is not None]
+        last = calls[-1].layer if calls else None
+        if (found := self._class_of(self.outputs)) is FREE:
             return found, last
-        for call in self.calls:
-            if self._class_of(call.outputs) is MIXED and self._class_of(call.inputs) is FREE:
-                return MIXED, call.layer
-        return MIXED, last
+        for call in calls:
+            if self._class_of(call.outputs) is found and self._class_of(call.inputs) is FREE:
+                return found, call.layer
+        return found, last
 
     def _class_of(self, tensors: list[tf.Tensor]) -> Dependence:
         values = [self.analysis.of(tensor) for tensor in tensors]
@@ -197,4 +209,5 @@ def _called(model: keras.Model, training: bool, x: Any) -> Any:
 
 def _tensors(structure: Any) -> list[tf.Tensor]:
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
-    return [tf.convert_to_tensor(leaf) for leaf in leaves]  # some are variables
+    parts = tf.nest.flatten(leaves, expand_composites=True)
+    return [tf.convert_to_tensor(part) for part in parts]  # some are variables

@@ -20,6 +20,11 @@ from tfdist.upstream.patching import replace, replaced
 _plain_conv = backend.nn.conv
 
 
+def row_by_row_functions() -> list[tuple[Any, str]]:
+    """Returns what `keras.ops.ctc_loss` and `ctc_decode` call, by module and name."""
+    return [(backend.nn, "ctc_loss"), (backend.nn, "ctc_decode")]
+
+
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
     """Returns the variable of a layer's kernel: `_kernel`, or `_embeddings` of an Embedding.
 

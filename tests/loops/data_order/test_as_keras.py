@@ -18,7 +18,7 @@ NUM_ROWS, BATCH = 12, 4
 
 @keras.saving.register_keras_serializable()
 class Twice(keras.layers.Layer):
-    """A custom layer, for which the trainer probes a batch."""
+    """A custom layer, for which the trainer reads a batch before training."""
 
     def call(self, x: Any) -> Any:
         return 2 * x
@@ -78,8 +78,8 @@ def test_dataset_order_matches_keras(strategy: str) -> None:
             np.testing.assert_allclose(another, one, 1e-5, 1e-6)
 
 
-@pytest.mark.parametrize("probed_epochs", [(), (0,), (0, 1)])
-def test_resumed_shuffling_skips_completed_passes(probed_epochs: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("peeked_epochs", [(), (0,), (0, 1)])
+def test_resumed_shuffling_skips_completed_passes(peeked_epochs: tuple[int, ...]) -> None:
     wanted, data = [], shuffled()
     for _ in range(4):
         wanted.append([*data])
@@ -87,7 +87,7 @@ def test_resumed_shuffling_skips_completed_passes(probed_epochs: tuple[int, ...]
     state: dict[str, Any] | None = None
     for number in range(4):  # each epoch in a new handler, as in a new process
         feed = DataHandler(OneDevice(), shuffled(), training=True)
-        if number in probed_epochs:
+        if number in peeked_epochs:
             tf.nest.map_structure(np.testing.assert_array_equal, feed.first_batch(), wanted[0][0])
         if state is not None:
             feed.restore(state)

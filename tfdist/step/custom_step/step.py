@@ -18,10 +18,10 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.precision import Scaling
 from tfdist.step import replica as replicas
-from tfdist.step.custom_step.reductions import BatchParts, infer_reductions
+from tfdist.step.custom_step.reductions import ReductionPlan, infer_reductions
 from tfdist.step.custom_step.replica_run import ReplicaRun
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
-from tfdist.step.custom_step.trial import flat_logs
+from tfdist.step.custom_step.trial import BuiltStep, flat_logs
 from tfdist.step.forward_backward import all_reduce
 from tfdist.step.keras_patches import keras_patched
 from tfdist.step.options import StepOptions
@@ -37,7 +37,7 @@ class CustomStep:
 
     Args:
         model: A compiled model.
-        known: The variables that the step may change, as `trial.build` returned them.
+        built: What `trial.build` found.
         strategy: Runs the replicas.
         training: Whether the step is `train_step` or `test_step`.
         first_batch: Returns the first global batch.
@@ -55,7 +55,7 @@ class CustomStep:
     def __init__(
         self,
         model: keras.Model,
-        known: Sequence[keras.Variable],
+        built: BuiltStep,
         strategy: Strategy,
         training: bool,
         first_batch: Callable[[], Any],
@@ -75,9 +75,15 @@ class CustomStep:
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         }
         self._is_tuple = isinstance(batch := first_batch(), tuple) and len(batch) == 1
-        self.variables = [*known, *(scaling.skipped for scaling in self._scalings.values())]
-        parts = BatchParts(model, self.variables, getattr(model, self._name), self._scalings, batch)
-        self._plan = infer_reductions(parts, strategy.num_replicas)
+        self.variables = [
+            *built.variables,
+            *(scaling.skipped for scaling in self._scalings.values()),
+        ]
+        self._plan = ReductionPlan.of_full_batch(built.logs, None)
+        if strategy.num_replicas > 1:
+            built = BuiltStep(self.variables, built.logs)
+            step = getattr(model, self._name)
+            self._plan = infer_reductions(model, built, step, self._scalings, batch)
         digests = strategy.gather([self._plan.digest()])
         reason = self._plan.full_batch_reason
         if reason is None and (digests != digests[0]).any():

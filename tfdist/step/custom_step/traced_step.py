@@ -8,30 +8,31 @@ results of metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.precision import Scaling
+from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
 from tfdist.step.custom_step.trial import StepFn, flat_logs
-from tfdist.step.reductions import DECISIONS, Reduction, reduction_of, reduction_of_change
-from tfdist.step.row_dependence import FREE, UNKNOWN, Dependence, Kind, worst
+from tfdist.step.reductions import (
+    NotReducibleError,
+    Reduction,
+    not_reducible,
+    reduction_of,
+    reduction_of_change,
+)
+from tfdist.step.row_dependence import FREE, MIXED, Dependence, worst
 from tfdist.step.traced_forward import TracedForward, added_to
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_losses import losses_of_one_device
 
 
-class NotReducibleError(Exception):
-    """A value of the step is neither a mean nor a sum over rows; the message names it."""
-
-
 class TracedStep:
     """The traced step, and the reductions that follow from it.
-
-    Every method returns None where the analysis meets an operation that it does not know.
 
     Args:
         model: A built model.
@@ -40,8 +41,12 @@ class TracedStep:
         scalings: The scaling of each optimizer that scales its loss, by id.
         batch: The first global batch.
 
+    Attributes:
+        num_gradients: How often the step computes gradients.
+        assigned: Variables to which it assigns.
+
     Raises:
-        ValueError: The step cannot be traced, or the batch has other than dense tensors.
+        NotReducibleError: The step cannot be traced, or its loss contains gradients of weights.
     """
 
     def __init__(
@@ -53,7 +58,7 @@ class TracedStep:
         batch: Any,
     ) -> None:
         if getattr(model, "run_eagerly", False):
-            raise ValueError("The model runs eagerly: its code may not be traceable.")
+            raise NotReducibleError("run_eagerly=True lets it do what a graph does not show")
         metrics = [v for m in keras_model.metrics_of(model) for v in m.variables]
         run = _TracingRun({id(v) for v in metrics})
 
@@ -68,92 +73,98 @@ class TracedStep:
                     run.end_of_metric(scope, variable)
             self._scope, self._ends = scope, dict(scope.state_mapping)
 
-        self._run = run
-        # The graph lives as long as the traced forward pass.
-        self._traced = TracedForward(model, batch, training=True, compute=compute, known=run.known)
-        self._analysis = self._traced.analysis
+        try:
+            # The graph lives as long as the traced forward pass.
+            self._traced = TracedForward(
+                model, batch, training=True, compute=compute, known=run.known
+            )
+        except ValueError as error:
+            raise NotReducibleError(str(error)) from error
+        if run.inner:
+            raise NotReducibleError("its loss contains gradients of weights")
+        self._run, self._analysis = run, self._traced.analysis
+        self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        self.num_gradients = len(run.targets)
+        self.assigned = list(self._scope.assigned.values())
 
-    def gradient(self, number: int) -> Reduction | None:
+    def gradient(self, number: int) -> Reduction:
         """Returns the reduction of the gradients that the step computes as the n-th ones.
 
         Raises:
-            NotReducibleError: They are neither means nor sums.
+            NotReducibleError: They are neither means nor sums, or not known to be.
         """
-        if number >= len(self._run.targets) or (targets := self._run.targets[number]) is None:
-            return None
-        return _one(f"its gradient number {number}", [self._analysis.of(t) for t in targets])
+        if (targets := self._run.targets[number]) is None:
+            raise NotReducibleError(f"its gradient number {number} is of more than a loss")
+        return self._one(f"its gradient number {number}", map(self._analysis.of, targets))
 
-    def log(self, name: str) -> Reduction | None:
+    def alike(self, number: int) -> frozenset[int]:
+        """Returns the places of variables of which the n-th gradient has the same slices anywhere.
+
+        Raises:
+            NotReducibleError: Some slices of a variable are, others are not.
+        """
+        found = set()
+        for place, indices in self._run.indices[number].items():
+            value = self._analysis.of(indices)
+            if value.is_plain:
+                found.add(place)
+            elif not value.is_row_wise:
+                what = f"the lookup of its gradient number {number}"
+                raise not_reducible(what, self._analysis, value)
+        return frozenset(found)
+
+    def log(self, name: str) -> Reduction:
         """Returns the reduction of a log.
 
         Raises:
-            NotReducibleError: It is neither a mean nor a sum.
+            NotReducibleError: It is neither a mean nor a sum, or not known to be one.
         """
-        if name not in self._logs:
-            return None
-        value = self._analysis.of(self._logs[name])
-        if value.kind is Kind.ROWS:
-            return None
-        return _decided(f"its log {name!r}", reduction_of(value))
+        log = self._logs[name]
+        if any(log is result for result in self._scope.results):
+            return Reduction.SAME
+        value = self._analysis.of(log)
+        return reduction_of(f"its log {name!r}", self._analysis, value)
 
-    def state(self, variable: keras.Variable) -> Reduction | None:
+    def state(self, variable: keras.Variable) -> Reduction:
         """Returns the reduction of the change of a variable.
 
         Raises:
-            NotReducibleError: It is neither a mean nor a sum.
+            NotReducibleError: It is neither a mean nor a sum, or not known to be one.
         """
-        key = id(variable)
-        what, is_float = f"the update of {variable.path!r}", variable.value.dtype.is_floating
+        key, is_float = id(variable), variable.value.dtype.is_floating
+        what = f"the update of {variable.path!r}"
+        if key in self._statistics:  # each replica's own by definition
+            return Reduction.MEAN
         if key in self._run.changes:
             return self._metric(what, self._run.changes[key], is_float)
-        if key not in self._scope.assigned or key not in self._run.starts:
-            return None
+        if key not in self._run.starts:
+            raise NotReducibleError(f"{what} happens in some steps only")
         new = self._ends[key]
         if self._analysis.of(new).is_plain:
             # The update of an optimizer is the same on all replicas, as are integers.
             is_same = key in self._scope.by_optimizers or not is_float
-            DECISIONS["analysis"] += 1
             return Reduction.SAME if is_same else Reduction.MEAN
-        start = self._run.starts[key]
-        return _decided(what, reduction_of_change(self._analysis, start, new))
+        return reduction_of_change(what, self._analysis, self._run.starts[key], new)
 
-    def _metric(self, what: str, pairs: list[tuple[Any, Any]], is_float: bool) -> Reduction | None:
+    def _metric(self, what: str, pairs: list[tuple[Any, Any]], is_float: bool) -> Reduction:
         """Returns the reduction of what is added to a metric's variable, which starts at zero."""
         values: list[Dependence] = []
         for start, new in pairs:
             if (added := added_to(start, new)) is None:
-                if worst([self._analysis.of(new)]) is UNKNOWN:
-                    return None
-                raise NotReducibleError(f"{what} is not a sum over rows")
+                found = worst([self._analysis.of(new)]) or MIXED
+                raise not_reducible(what, self._analysis, found)
             values += [self._analysis.of(each) for each in added]
         values = [value for value in values if not value.is_zero]
         if all(value.is_plain for value in values) and not is_float:
             return Reduction.SAME
-        return _one(what, values) if values else Reduction.SUM
+        return self._one(what, values) if values else Reduction.SUM
 
-
-def _one(what: str, values: Sequence[Dependence]) -> Reduction | None:
-    """Returns the one reduction of several values; None if it is not known or there are none."""
-    kinds = {_decided(what, reduction_of(value)) for value in values}
-    if None in kinds or not kinds:
-        return None
-    if len(kinds) > 1:
-        raise NotReducibleError(f"{what} is partly a mean, partly a sum over rows")
-    return kinds.pop()
-
-
-def _decided(what: str, found: Reduction | Dependence) -> Reduction | None:
-    """Returns a reduction that the analysis found; None if it found none.
-
-    Raises:
-        NotReducibleError: The value is neither a mean nor a sum over rows.
-    """
-    if found is UNKNOWN:
-        return None
-    DECISIONS["analysis"] += 1
-    if not isinstance(found, Reduction):
-        raise NotReducibleError(f"{what} is neither a mean nor a sum over rows")
-    return found
+    def _one(self, what: str, values: Iterable[Dependence]) -> Reduction:
+        """Returns the one reduction of several values."""
+        kinds = {reduction_of(what, self._analysis, value) for value in values}
+        if len(kinds) != 1:
+            raise NotReducibleError(f"{what} is partly a mean, partly a sum over rows")
+        return kinds.pop()
 
 
 class _TracingRun(LocalRun):
@@ -164,7 +175,9 @@ class _TracingRun(LocalRun):
 
     Attributes:
         targets: What the step differentiates, for each gradient; None if that is not all.
+        indices: Indices of the gradients that are `tf.IndexedSlices`, by place, for each gradient.
         known: Tensors that are the same on all replicas after an exchange.
+        inner: Whether a loss contains gradients of variables.
         starts: Values of variables at the beginning, and of metrics after their last result, by id.
         changes: Values of the metrics' variables before and after the step's updates, by id.
     """
@@ -172,16 +185,21 @@ class _TracingRun(LocalRun):
     def __init__(self, metrics: Collection[int]) -> None:
         self._metrics = metrics
         self.targets: list[list[tf.Tensor] | None] = []
+        self.indices: list[dict[int, tf.Tensor]] = []
         self.known: list[tuple[tf.Tensor, Dependence]] = []
+        self.inner = False
         self.starts: dict[int, tf.Tensor] = {}
         self.changes: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
 
     def gradients(
         self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
-        del inner
+        self.inner |= inner
+        own = compute()
+        slices = {i: g for i, g in enumerate(own) if isinstance(g, tf.IndexedSlices)}
+        self.indices.append({place: each.indices for place, each in slices.items()})
         self.targets.append(targets)
-        return [None if g is None else self._exchanged(g) for g in compute()]
+        return [None if g is None else self._exchanged(g) for g in own]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]

@@ -1,28 +1,21 @@
-"""A trial run of a custom step, outside of any graph, that changes no variable.
-
-During a trial, random numbers do not distinguish rows (`equal_draws`), so the reductions of a step
-can be inferred even though it draws random numbers.
-"""
+"""A trial run of a custom step, outside of any graph, that changes no variable."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import (
     CustomStepScope,
     LocalRun,
-    StepRun,
     patched_for_custom_step,
 )
-from tfdist.step.equal_draws import draws_alike_for_all_rows
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
@@ -32,7 +25,19 @@ from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 StepFn = Callable[[Any], Any]
 
 
-def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> list[keras.Variable]:
+class BuiltStep(NamedTuple):
+    """What the trial run of a step showed.
+
+    Attributes:
+        variables: All variables that the step may change.
+        logs: Names of its results.
+    """
+
+    variables: list[keras.Variable]
+    logs: list[str]
+
+
+def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> BuiltStep:
     """Creates what a step uses: weights, states of metrics, and of each optimizer that it applies.
 
     Only the step itself knows all of them: a GAN has no `call`, and two optimizers.
@@ -43,16 +48,13 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> list
         name: Name of the model's method that is the step.
         batch: The first global batch.
 
-    Returns:
-        All variables that the step may change.
-
     Raises:
         ConfigurationError: An optimizer was created outside of the scope.
         UnsupportedModelError: The step assigns to a `tf.Variable`.
     """
     with strategy.scope():
         values = [(v, tf.convert_to_tensor(v)) for v in _variables_of(model)]
-        scope, _ = try_step(model, getattr(model, name), batch, LocalRun(), {}, values)
+        scope, logs = _try_step(model, getattr(model, name), batch, values)
         optimizers = keras_optimizers.optimizers_of(model)
         _check_owned([*optimizers, *(optimizer for optimizer, _ in scope.unbuilt)], strategy)
         for optimizer, variables in scope.unbuilt:
@@ -60,7 +62,7 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> list
                 optimizer.build(variables)
     found = [*_variables_of(model), *scope.assigned.values()]
     found += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
-    return list({id(v): v for v in found}.values())
+    return BuiltStep(list({id(v): v for v in found}.values()), list(flat_logs(logs)))
 
 
 def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Strategy) -> None:
@@ -72,25 +74,19 @@ def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Str
             )
 
 
-def try_step(
-    model: keras.Model,
-    step: StepFn,
-    rows: Any,
-    run: StepRun,
-    scalings: Mapping[int, Scaling],
-    values: list[tuple[keras.Variable, tf.Tensor]],
+def _try_step(
+    model: keras.Model, step: StepFn, batch: Any, values: list[tuple[keras.Variable, tf.Tensor]]
 ) -> tuple[CustomStepScope, Any]:
-    """Runs a step on rows; returns the scope with the values of variables, and the logs."""
-    scope = CustomStepScope(values, run, scalings, trial=True)
+    """Runs a step; returns the scope with the values of variables, and the logs."""
+    scope = CustomStepScope(values, LocalRun(), {}, trial=True)
     with (
         scope,  # exited last: only then new variables get their initial values
         patched_for_custom_step(model),
         losses_of_one_device(),
         batch_norm.fixed_moments(model),
-        draws_alike_for_all_rows(),
         variables_assigned_by(_refused),
     ):
-        return scope, step(rows)
+        return scope, step(batch)
 
 
 def _refused(variable: Any, *_: Any, **__: Any) -> None:

@@ -25,18 +25,21 @@ from tfdist.step.row_dependence import (
 
 #: Functions of single elements of their inputs.
 _ELEMENTWISE = """
-Abs Acos Acosh AsString Asin Asinh Atan Atan2 Atanh Betainc BitwiseAnd BitwiseOr BitwiseXor Ceil
-CheckNumerics ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu Equal Erf Erfc Erfinv Exp Expm1
-Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Imag Inv Invert IsFinite IsInf IsNan
-LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum
-Mod Ndtri NotEqual Polygamma Pow Reciprocal Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign
-Sin Sinh Softplus Softsign Sqrt Square SquaredDifference StringLower StringToHashBucketFast
-StringToHashBucketStrong StringToNumber StringUpper Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py
-Xlogy Zeta
+Abs Acos Acosh AsString Asin Asinh Atan Atan2 Atanh Betainc BitwiseAnd BitwiseOr BitwiseXor
+Bucketize Ceil CheckNumerics ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu Equal Erf Erfc
+Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Imag Inv Invert
+IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
+LogicalOr Maximum Minimum Mod Ndtri NotEqual Polygamma Pow Reciprocal RegexFullMatch RegexReplace
+Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
+SquaredDifference StaticRegexFullMatch StaticRegexReplace StringLength StringLower StringStrip
+StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Tan Tanh TruncateDiv
+TruncateMod Xdivy Xlog1py Xlogy Zeta
 """
 
 #: Linear functions of single elements, and tensors as they are.
-_LINEAR = "Conj Identity PreventGradient Real Snapshot StopGradient PlaceholderWithDefault"
+_LINEAR = """
+Conj EnsureShape Identity PlaceholderWithDefault PreventGradient Real Snapshot StopGradient
+"""
 
 
 def elementwise_rule(op: Any, values: Values) -> Dependence:
@@ -75,6 +78,11 @@ def _cast(op: Any, values: Values) -> Dependence:
     if op.outputs[0].dtype.is_integer and op.inputs[0].dtype.is_integer:
         return values[0]
     return elementwise_rule(op, values)
+
+
+def _bitcast(op: Any, values: Values) -> Dependence:
+    is_alike = op.inputs[0].dtype.size == op.outputs[0].dtype.size
+    return elementwise_rule(op, values) if is_alike else worst(values) or UNKNOWN
 
 
 def _select(op: Any, values: Values) -> Dependence:
@@ -135,8 +143,8 @@ def _rules() -> dict[str, Rule]:
     names = ["Rank", "VarHandleOp", "StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "NoOp"]
     found |= dict.fromkeys(names, _free)
     return found | {
-        "Cast": _cast, "Neg": _negated, "Const": constant, "ZerosLike": _zeros, "OnesLike": _ones,
-        "LookupTableFindV2": _found,
+        "Bitcast": _bitcast, "Cast": _cast, "Neg": _negated, "Const": constant, "ZerosLike": _zeros,
+        "OnesLike": _ones, "LookupTableFindV2": _found,
     }  # fmt: skip
 
 

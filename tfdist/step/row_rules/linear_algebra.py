@@ -25,7 +25,7 @@ _LEADING = {
     AvgPool AvgPool3D BiasAdd Conv Conv1D Conv2D Conv3D DepthwiseConv2dNative Dilation2D
     ExtractImagePatches LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear
     ResizeNearestNeighbor SpaceToDepth DepthToSpace AdjustContrastv2 AdjustHue AdjustSaturation
-    ImageProjectiveTransformV3 ImageProjectiveTransformV2 HSVToRGB RGBToHSV
+    HSVToRGB RGBToHSV
     """,
     2: "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
 }
@@ -58,6 +58,19 @@ def _leading(op: Any, values: Values, place: int) -> Dependence:
     if all(v.is_plain or v.kind is Kind.SHAPE for v in values):
         return FREE
     return worst(values) or UNKNOWN
+
+
+def _transformed(op: Any, values: Values) -> Dependence:
+    """`ImageProjectiveTransformV3`: one transform for all images, or one for each."""
+    images, transforms, shape, *others = values
+    is_shape = shape.is_plain or (shape.kind is Kind.SHAPE and all(p.is_plain for p in shape.parts))
+    if not is_shape or not all(v.is_plain for v in others):
+        return worst(values) or UNKNOWN
+    if images == transforms and images.is_row_wise:
+        return images
+    # One transform may be for a fixed number of images.
+    is_one = transforms.is_plain and op.inputs[1].shape[0] == 1
+    return images if is_one and images.is_row_wise else worst(values) or UNKNOWN
 
 
 def _product(op: Any, values: Values) -> Dependence:
@@ -134,7 +147,8 @@ def _rules() -> dict[str, Rule]:
         rule = lambda op, v, place=place: _leading(op, v, place)  # noqa: E731
         found |= dict.fromkeys(text.split(), rule)
     found |= dict.fromkeys(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], _product)
-    return found | {"Einsum": _einsum}
+    names = ["ImageProjectiveTransformV2", "ImageProjectiveTransformV3"]
+    return found | dict.fromkeys(names, _transformed) | {"Einsum": _einsum}
 
 
 #: The rules, by type of operation.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfdist.step import row_dependence
-from tfdist.step.row_dependence import UNKNOWN, Dependence, Kind, Rule, Values, size, worst
+from tfdist.step.row_dependence import UNKNOWN, Dependence, Kind, Rule, Values, rows, size, worst
 
 
 def _list_reserved(op: Any, values: Values) -> Dependence:
@@ -22,10 +22,14 @@ def _list_set(op: Any, values: Values) -> Dependence:
 
 
 def _list_get(op: Any, values: Values) -> Dependence:
-    listed = values[0]
-    if listed.kind is not Kind.LIST or not listed.parts or not values[1].is_plain:
+    listed, index = values[0], values[1]
+    if listed.kind is not Kind.LIST or not listed.parts:
         return UNKNOWN if listed.kind is Kind.LIST else listed
-    return listed.parts[0]
+    item = listed.parts[0]
+    is_own = (
+        index.is_plain if item.kind is not Kind.ROW else index == replace(item, kind=Kind.ROUND)
+    )
+    return item if is_own else UNKNOWN
 
 
 def _list_stacked(op: Any, values: Values) -> Dependence:
@@ -33,6 +37,8 @@ def _list_stacked(op: Any, values: Values) -> Dependence:
     if listed.kind is not Kind.LIST or not listed.parts:
         return UNKNOWN if listed.kind is Kind.LIST else listed
     item = listed.parts[0]
+    if item.kind is Kind.ROW:
+        return rows(0, item.factor)
     if item.kind is Kind.ROWS:
         return replace(item, axis=item.axis + 1)
     return item if item.kind is not Kind.FREE else size(0 if item.is_zero else None, item.power)
@@ -42,9 +48,11 @@ def _list_of(op: Any, values: Values) -> Dependence:
     """`TensorListFromTensor`."""
     value = values[0]
     if value.kind is Kind.ROWS:
-        if value.axis == 0:
+        if value.axis == 0 and (value.power or value.factor is None):
             return UNKNOWN
-        value = replace(value, axis=value.axis - 1)
+        of_row = Dependence(Kind.ROW, factor=value.factor)
+        value = replace(value, axis=value.axis - 1) if value.axis else of_row
+        return Dependence(Kind.LIST, parts=(value,))
     return Dependence(Kind.LIST, parts=(value,)) if worst([value]) is None else value
 
 

@@ -27,7 +27,7 @@ from tfdist.upstream.tensorflow_graphs import constant_value
 
 #: Draws of random numbers, whose first input is their shape.
 _DRAWS = """
-RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomNormalV2
+RandomStandardNormal RandomUniform RandomUniformInt StatelessRandomGammaV3 StatelessRandomNormalV2
 StatelessRandomUniformFullIntV2 StatelessRandomUniformIntV2 StatelessRandomUniformV2
 StatelessTruncatedNormalV2 TruncatedNormal
 """
@@ -171,7 +171,8 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if parts[0].power == 1 and not any(part.power for part in parts[1:]):
         return rows(0, parts[0].factor or _block(inputs, out, value), value.power)
     if parts[0].power or parts[0].factor != -1:
-        return UNKNOWN
+        is_fixed = not parts[0].power and (parts[0].factor or 0) > 1
+        return MIXED if is_fixed else UNKNOWN  # rows in a fixed number of groups
     if any(part.power for part in parts[1:]):
         return UNKNOWN
     block = _block(inputs, out, value)
@@ -248,6 +249,21 @@ def _tiled(op: Any, values: Values) -> Dependence:
     )
 
 
+def _broadcast_shape(op: Any, values: Values) -> Dependence:
+    """`BroadcastArgs`: the shape that two tensors have together."""
+    found = [parts_of(t, v) for t, v in zip(op.inputs, values, strict=True)]
+    known = [parts for parts in found if parts is not None]
+    if len(known) < len(found):
+        return worst(values) or UNKNOWN
+    short, long = sorted(known, key=len)
+    one = size(1)
+    short = (one,) * (len(long) - len(short)) + short
+    if any(one not in pair and pair[0] != pair[1] for pair in zip(short, long, strict=True)):
+        return UNKNOWN
+    parts = tuple(b if a == one else a for a, b in zip(short, long, strict=True))
+    return Dependence(Kind.SHAPE, parts=parts)
+
+
 def _range(op: Any, values: Values) -> Dependence:
     return FREE if all(v.is_plain for v in values) else worst(values) or UNKNOWN
 
@@ -255,12 +271,21 @@ def _range(op: Any, values: Values) -> Dependence:
 def _drawn(op: Any, values: Values) -> Dependence:
     """Random numbers: every replica draws its rows of the global draw, or the same numbers."""
     parts = parts_of(op.inputs[0], values[0])
-    if parts is None or not all(v.is_plain for v in values[1:]):
+    if parts is None:
         return worst(values) or UNKNOWN
+    others = {value for value in values[1:] if not value.is_plain}
     if not any(part.power for part in parts):
-        return FREE
+        return worst(values) or UNKNOWN if others else FREE
     is_led = parts[0].power == 1 and not any(part.power for part in parts[1:])
-    return rows(0, parts[0].factor) if is_led else UNKNOWN
+    found = rows(0, parts[0].factor)
+    return found if is_led and others <= {found} else worst(values) or UNKNOWN
+
+
+def _drawn_from(op: Any, values: Values) -> Dependence:
+    """`StatelessMultinomial`: draws from the distribution of each row."""
+    value, *others = values
+    is_row_wise = value.is_row_wise and all(v.is_plain for v in others)
+    return value if is_row_wise else worst(values) or UNKNOWN
 
 
 def _rules() -> dict[str, Rule]:
@@ -271,6 +296,7 @@ def _rules() -> dict[str, Rule]:
         "Shape": _shape, "Size": _num_elements, "Pack": _packed, "Unpack": _unpacked,
         "ConcatV2": _concatenated, "ExpandDims": _expanded, "Squeeze": _squeezed,
         "Transpose": _transposed, "Reshape": _reshaped, "Tile": _tiled, "Range": _range,
+        "BroadcastArgs": _broadcast_shape, "StatelessMultinomial": _drawn_from,
     }  # fmt: skip
 
 
