@@ -148,9 +148,9 @@ STEPS = {
     "loss-scale": builder(
         optimizer=lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     ),
-    "eager": builder(run_eagerly=True),
 }
 FULL_BATCH = {
+    "eager": builder(run_eagerly=True),
     "by-values": builder(ByValues, optimizer=lambda: keras.optimizers.Adam(0.05, epsilon=1e-2)),
     "of-gradients": builder(OfGradients),
     "resetting": builder(Resetting),

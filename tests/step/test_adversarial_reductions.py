@@ -149,6 +149,30 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
     "mean that is zero": (lambda s, x: s.gate * ops.mean(x**2), MEAN),
     "of weights": (lambda s, x: ops.sum(s.router**2), MEAN),
     "sum and mean": (lambda s, x: ops.mean(x**2) + s.gate * ops.sum(x), FULL),
+    "mean over two segments": (
+        lambda s, x: ops.mean(ops.tanh(ops.concatenate([x, s.gate * x], 0)) ** 2),
+        MEAN,
+    ),
+    "segments beside rows twice": (
+        lambda s, x: ops.mean(
+            ops.concatenate([x, -x], 0) * ops.reshape(x @ s.a @ s.b, (-1, 2))[:, :1]
+        ),
+        FULL,
+    ),
+    "segments beside draws": (
+        lambda s, x: ops.sum(
+            (joined := ops.concatenate([x, -x], 0)) * keras.random.normal(ops.shape(joined), seed=1)
+        ),
+        FULL,
+    ),
+    "segments beside draws of an operation": (
+        lambda s, x: ops.sum(
+            (joined := ops.concatenate([x, -x], 0))
+            * tf.random.normal(tf.shape(joined), dtype=x.dtype)
+        ),
+        SUM,
+    ),
+    "rows and weights": (lambda s, x: ops.mean(ops.concatenate([x, s.b], 0) ** 2), FULL),
     "loop over steps": (
         lambda s, x: ops.mean(
             ops.fori_loop(0, 3, lambda i, y: ops.tanh(y) + ops.cast(x, y.dtype), x)
@@ -186,6 +210,8 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "clipped gradients": (lambda s, x: with_clipped_gradient(x), FULL),
     "reversed gradients": (lambda s, x: with_reversed_gradient(x) * 1.0, ROWS),
     "number of rows": (lambda s, x: x * (1 + s.gate / num_rows(x)), FULL),
+    "rows twice": (lambda s, x: ops.split(ops.tile(x, (2, 1)), 2)[0], FULL),
+    "rows beside other rows": (lambda s, x: ops.concatenate([x, 1 + s.gate * x], 0)[::2], FULL),
     "loop over rows that subtracts their mean": (
         lambda s, x: x + s.gate * tf.map_fn(lambda row: row - ops.mean(x, 0), x),
         FULL,

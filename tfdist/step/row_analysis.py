@@ -32,6 +32,7 @@ _MAX_PASSES = 8
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
+_INDEXING = ("Identity", "TensorListGetItem", "TensorListSetItem")
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "Scatter")
 
 
@@ -92,7 +93,8 @@ class RowAnalysis:
         if op.type == "ReadVariableOp":
             is_written = op.inputs[0].ref() in self._written_in(op.graph)
             return [UNKNOWN if is_written else FREE]
-        if (rule := RULES.get(op.type)) is not None:
+        is_indexed = any(value.kind is Kind.ROUND for value in values)
+        if (rule := RULES.get(op.type)) is not None and (not is_indexed or op.type in _INDEXING):
             return [rule(op, values)] * len(op.outputs)
         value = FREE if all(value.is_plain for value in values) else worst(values) or UNKNOWN
         return [value] * len(op.outputs)

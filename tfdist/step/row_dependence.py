@@ -22,7 +22,7 @@ The rules below are exact: they say ROWS or SUMMED only where that holds for all
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,9 +53,11 @@ class Dependence:
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
         factor: Of ROWS: the number of entries in the block of a row. Of ROUND and ROW: the number
-            of rounds for each row. Of FREE: the integer by which
-            the power of B is multiplied. None if that is unknown. The factor of zeros is 0.
+            of rounds for each row. Of FREE: the integer by which the power of B is multiplied. None
+            if that is unknown. The factor of zeros is 0.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
+            Of ROWS: the class of each segment if the tensor is a concatenation along the axis of
+            the rows, so that the entries of a row are not beside each other; or DRAWN.
     """
 
     kind: Kind
@@ -80,9 +82,14 @@ class Dependence:
         return self.kind is Kind.MIXED or any(part.contains_mixed for part in self.parts)
 
     @property
+    def is_led_by_rows(self) -> bool:
+        """Whether this has values for each row along its first axis, perhaps in segments."""
+        return self.kind is Kind.ROWS and not (self.power or self.axis)
+
+    @property
     def is_row_wise(self) -> bool:
-        """Whether this has values for each row along its first axis, or no row changes it."""
-        return self.is_plain or (self.kind is Kind.ROWS and not (self.power or self.axis))
+        """Whether this has one block for each row along its first axis, or no row changes it."""
+        return self.is_plain or (self.is_led_by_rows and self.parts in ((), DRAWN))
 
     @property
     def is_mean(self) -> bool:
@@ -105,6 +112,10 @@ FREE = Dependence(Kind.FREE)
 ZERO = Dependence(Kind.FREE, factor=0)
 MIXED = Dependence(Kind.MIXED)
 UNKNOWN = Dependence(Kind.UNKNOWN)
+
+#: `parts` of what `tf.random` draws with a state for each operation. Such numbers are documented to
+#: differ from those of one device, so it does not matter which of them a row gets.
+DRAWN = (UNKNOWN,)
 
 
 def rows(axis: int = 0, factor: int | None = 1, power: int = 0) -> Dependence:
@@ -172,13 +183,12 @@ def elementwise(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) 
 
 def aligned(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns ROWS if all operands with rows have them along the same axis of the result."""
-    axes, factors = set(), set()
+    axes = set()
     for tensor, value in zip(tensors, values, strict=True):
         if value.kind is Kind.ROWS:
             if tensor.shape.rank is None or out.shape.rank is None:
                 return UNKNOWN
             axes.add(value.axis - tensor.shape.rank)
-            factors.add(value.factor)
     if len(axes) > 1:
         return MIXED  # all pairs of rows
     axis = axes.pop()
@@ -188,10 +198,24 @@ def aligned(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> D
         is_free = value.kind is not Kind.ROWS and -axis <= tensor.shape.rank
         if is_free and tensor.shape[axis] != 1:
             return UNKNOWN  # perhaps a fixed number of rows
-    known = factors - {None}
-    if len(known) > 1:
+    return beside_each_other(values, axis + out.shape.rank)
+
+
+def beside_each_other(values: Iterable[Dependence], axis: int = 0, power: int = 0) -> Dependence:
+    """Returns the class of a tensor with entries for the same rows as those with the class ROWS.
+
+    Args:
+        values: Classes of the operands.
+        axis: The axis of the rows in the result.
+        power: The power of their number.
+    """
+    own = [value for value in values if value.kind is Kind.ROWS]
+    factors = {value.factor for value in own} - {None}
+    segments = {value.parts for value in own if value.parts != DRAWN} or {DRAWN}
+    if len(factors) > 1 or len(segments) > 1:
         return UNKNOWN
-    return rows(axis + out.shape.rank, known.pop() if known else None)
+    found = rows(axis, factors.pop() if factors else None, power)
+    return replace(found, parts=segments.pop())
 
 
 def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
@@ -260,7 +284,7 @@ def joined(one: Dependence, other: Dependence) -> Dependence:
     if one.kind is Kind.FREE and other.kind is Kind.FREE:
         return size(None, one.power) if one.power == other.power else UNKNOWN
     if one.kind is Kind.ROWS and other.kind is Kind.ROWS:
-        is_alike = (one.axis, one.power) == (other.axis, other.power)
+        is_alike = (one.axis, one.power, one.parts) == (other.axis, other.power, other.parts)
         return replace(one, factor=None) if is_alike else UNKNOWN
     if Kind.ROWS not in (one.kind, other.kind):
         scalar = tf.TensorSpec([])

@@ -13,7 +13,16 @@ import tensorflow as tf
 from tfdist.step import batch_norm
 from tfdist.step.row_analysis import RowAnalysis
 from tfdist.step.row_by_row import is_row_by_row
-from tfdist.step.row_dependence import FREE, MIXED, UNKNOWN, Dependence, Kind, rows, worst
+from tfdist.step.row_dependence import (
+    FREE,
+    MIXED,
+    UNKNOWN,
+    Dependence,
+    Kind,
+    beside_each_other,
+    rows,
+    worst,
+)
 from tfdist.step.scope import Scope
 from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
@@ -134,14 +143,13 @@ class TracedForward:
             return
         values = [self.analysis.of(tensor) for tensor in call.inputs]
         for tensor, value in zip(call.inputs, values, strict=True):
-            if not value.is_row_wise:
+            if not (value.is_plain or value.is_led_by_rows):
                 return
             if value.is_plain and tensor.shape.rank and tensor.shape[0] != 1:
                 return
-        factors = {value.factor for value in values if value.kind is Kind.ROWS}
-        if not factors:
+        if all(value.is_plain for value in values):
             return
-        found = rows(0, factors.pop() if len(factors) == 1 else None)
+        found = beside_each_other(values)
         for tensor in call.outputs:
             self.analysis.set(tensor, found)
 

@@ -26,14 +26,15 @@ from tfdist.step.row_dependence import (
 #: Functions of single elements of their inputs.
 _ELEMENTWISE = """
 Abs Acos Acosh AsString Asin Asinh Atan Atan2 Atanh Betainc BitwiseAnd BitwiseOr BitwiseXor
-Bucketize Ceil CheckNumerics ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu Equal Erf Erfc
-Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Imag Inv Invert
-IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot
-LogicalOr Maximum Minimum Mod Ndtri NotEqual Polygamma Pow Reciprocal RegexFullMatch RegexReplace
-Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
-SquaredDifference StaticRegexFullMatch StaticRegexReplace StringLength StringLower StringStrip
-StringToHashBucketFast StringToHashBucketStrong StringToNumber StringUpper Tan Tanh TruncateDiv
-TruncateMod Xdivy Xlog1py Xlogy Zeta
+Bucketize Ceil CheckNumerics ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu EluGrad Equal Erf
+Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Imag Inv InvGrad
+Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
+LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Ndtri NotEqual Polygamma Pow Reciprocal
+ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round
+Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign
+SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
+StringLength StringLower StringStrip StringToHashBucketFast StringToHashBucketStrong StringToNumber
+StringUpper Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
 """
 
 #: Linear functions of single elements, and tensors as they are.

@@ -13,7 +13,7 @@ from tfdist.step.row_dependence import (
     Kind,
     Rule,
     Values,
-    rows,
+    beside_each_other,
     summed,
     worst,
 )
@@ -52,7 +52,7 @@ def _last_axes(op: Any, values: Values) -> Dependence:
 
 def _leading(op: Any, values: Values, place: int) -> Dependence:
     others = [v for i, v in enumerate(values) if i != place]
-    if values[place].kind is Kind.ROWS and values[place].is_row_wise:
+    if values[place].is_led_by_rows:
         kinds = (v.is_plain or (v.kind is Kind.SHAPE and place == 2) for v in others)
         return values[place] if all(kinds) else worst(others) or UNKNOWN
     if all(v.is_plain or v.kind is Kind.SHAPE for v in values):
@@ -132,13 +132,9 @@ def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str
         return UNKNOWN
     if any(label in own for v, own in pairs if v.kind is not Kind.ROWS):
         return MIXED  # a weight for each place in the batch
-    factors = {v.factor for v, _ in of_rows}
-    if len(factors - {None}) > 1:
-        return UNKNOWN
-    if label not in out:
-        return summed(power)
-    known = factors - {None}
-    return rows(out.index(label), known.pop() if known else None, power)
+    is_kept = label in out
+    result = beside_each_other(values, out.index(label) if is_kept else 0, power)
+    return result if is_kept or result is UNKNOWN else summed(power)
 
 
 def _rules() -> dict[str, Rule]:

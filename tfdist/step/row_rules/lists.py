@@ -48,7 +48,7 @@ def _list_of(op: Any, values: Values) -> Dependence:
     """`TensorListFromTensor`."""
     value = values[0]
     if value.kind is Kind.ROWS:
-        if value.axis == 0 and (value.power or value.factor is None):
+        if value.axis == 0 and (value.power or value.factor is None or not value.is_row_wise):
             return UNKNOWN
         of_row = Dependence(Kind.ROW, factor=value.factor)
         value = replace(value, axis=value.axis - 1) if value.axis else of_row

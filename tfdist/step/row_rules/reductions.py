@@ -15,7 +15,7 @@ from tfdist.step.row_dependence import (
     Kind,
     Rule,
     Values,
-    rows,
+    beside_each_other,
     summed,
     without_factor,
     worst,
@@ -93,9 +93,8 @@ def _cross_entropy(op: Any, values: Values) -> Dependence:
     """Softmax cross-entropies of logits [rows, classes] and labels."""
     if all(v.is_plain for v in values):
         return FREE
-    if worst(values) is None and all(v.is_row_wise for v in values):
-        factors = {v.factor for v in values if v.kind is Kind.ROWS} - {None}
-        return rows(0, factors.pop() if len(factors) == 1 else None)
+    if worst(values) is None and all(v.is_plain or v.is_led_by_rows for v in values):
+        return beside_each_other(values)
     return worst(values) or MIXED
 
 

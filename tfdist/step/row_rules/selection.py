@@ -149,7 +149,9 @@ def _gathered(op: Any, values: Values) -> Dependence:
     if batch_dims:
         is_by_row = indices.kind is Kind.ROWS and table.axis == indices.axis < batch_dims
         is_alike = (
-            is_by_row and table.factor == indices.factor and not (table.power or indices.power)
+            is_by_row
+            and (table.factor, table.parts) == (indices.factor, indices.parts)
+            and not (table.power or indices.power)
         )
         return table if is_alike else UNKNOWN
     if indices.kind is Kind.ROWS:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tfdist.step import row_dependence
 from tfdist.step.row_dependence import (
+    DRAWN,
     FREE,
     MIXED,
     UNKNOWN,
@@ -105,10 +106,30 @@ def _concatenated(op: Any, values: Values) -> Dependence:
         if len(known) < len(parts):
             return UNKNOWN
         return Dependence(Kind.SHAPE, parts=tuple(v for part in known for v in part))
+    of_rows = {value.axis for value in classes if value.kind is Kind.ROWS}
+    if axis is not None and rank is not None and of_rows == {int(axis) % rank}:
+        return _in_segments(classes)
     found = row_dependence.added(tensors, classes, op.outputs[0])
-    if found.kind is Kind.ROWS and (axis is None or rank is None or axis % rank == found.axis):
+    if found.kind is Kind.ROWS and (axis is None or rank is None):
         return UNKNOWN
     return without_factor(found)
+
+
+def _in_segments(classes: Sequence[Dependence]) -> Dependence:
+    """Returns the class of a concatenation along the axis of the rows."""
+    if (bad := worst(classes)) is not None:
+        return bad
+    if not all(value.kind is Kind.ROWS for value in classes):
+        return MIXED  # with a fixed number of other entries
+    factors = [value.factor for value in classes if value.factor is not None]
+    if len(classes) == 1 or len(factors) < len(classes) or any(value.power for value in classes):
+        return classes[0] if len(classes) == 1 else UNKNOWN
+    segments = [part for value in classes for part in _segments_of(value)]
+    return replace(classes[0], factor=sum(factors), parts=tuple(segments))
+
+
+def _segments_of(value: Dependence) -> tuple[Dependence, ...]:
+    return value.parts if value.parts not in ((), DRAWN) else (rows(0, value.factor),)
 
 
 def _split(op: Any, values: Values) -> Dependence:
@@ -168,8 +189,11 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         return value
     if value.axis or not parts:
         return UNKNOWN  # the entries of a row are not beside each other
+    if value.parts not in ((), DRAWN) and _block(inputs, out, value) != value.factor:
+        return UNKNOWN
     if parts[0].power == 1 and not any(part.power for part in parts[1:]):
-        return rows(0, parts[0].factor or _block(inputs, out, value), value.power)
+        block = parts[0].factor or _block(inputs, out, value)
+        return replace(value, factor=block)
     if parts[0].power or parts[0].factor != -1:
         is_fixed = not parts[0].power and (parts[0].factor or 0) > 1
         return MIXED if is_fixed else UNKNOWN  # rows in a fixed number of groups
@@ -180,7 +204,7 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         block = value.factor
     if block is None and not _suffix_divides(inputs, out):
         return UNKNOWN
-    return rows(0, block, value.power)
+    return replace(value, factor=block)
 
 
 def _block(inputs: Any, out: Any, value: Dependence) -> int | None:
@@ -278,6 +302,8 @@ def _drawn(op: Any, values: Values) -> Dependence:
         return worst(values) or UNKNOWN if others else FREE
     is_led = parts[0].power == 1 and not any(part.power for part in parts[1:])
     found = rows(0, parts[0].factor)
+    if not op.type.startswith("Stateless"):
+        found = replace(found, parts=DRAWN)
     return found if is_led and others <= {found} else worst(values) or UNKNOWN
 
 
