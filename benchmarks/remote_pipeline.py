@@ -34,7 +34,7 @@ _NOTE = (
     "planned: from the waits of the layers and the time that activations and gradients take on the "
     "link, each overlapping with the other. bubble: the part of a step in which a stage does not "
     "compute. MB: sent from the first to the second host in a step, and back; planned: the "
-    "activations and their gradients, with the headers of TCP/IP and Ethernet."
+    "activations, or their gradients."
 )
 
 
@@ -142,7 +142,7 @@ def _measure(
                         "micro_batches": number,
                         "planned_seconds": planned,
                         "computing_seconds": 3 * forward * number,
-                        "planned_bytes": sent / PAYLOAD,
+                        "planned_bytes": sent,
                     }
                     | ask(number)
                 )

@@ -8,6 +8,7 @@ bytes that this host sent and received in a step.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -58,13 +59,34 @@ class Sleeps(keras.layers.Layer):
 
 
 def _hold(values: tf.Tensor, row_ms: float) -> tf.Tensor:
-    microseconds = tf.cast(1e3 * row_ms * tf.cast(tf.shape(values)[0], tf.float32), tf.int64)
-    kinds: dict[str, Any] = {"output_types": [tf.float32], "output_shapes": [[]]}
-    # An element of the values, so that the wait begins when they are there.
-    one = tf.raw_ops.TensorDataset(components=[values[0, 0]], output_shapes=[[]])
-    late = tf.raw_ops.SleepDataset(input_dataset=one, sleep_microseconds=microseconds, **kinds)
-    with tf.control_dependencies(tf.raw_ops.DatasetToSingleElement(dataset=late, **kinds)):
+    milliseconds = row_ms * tf.cast(tf.shape(values)[0], tf.float32)
+    wait = _wait()
+    if tf.executing_eagerly():
+        wait(values[0, 0], milliseconds)
         return tf.identity(values)
+    # Stateful operations would wait for each other, even on different devices; this one is not.
+    wait.add_to_graph(tf.compat.v1.get_default_graph())
+    # An element of the values, so that the wait begins when they are there.
+    args = [values[0, 0], milliseconds]
+    with tf.control_dependencies(tf.raw_ops.PartitionedCall(args=args, Tout=[tf.float32], f=wait)):
+        return tf.identity(values)
+
+
+@functools.cache
+def _wait() -> Any:
+    """Returns a function of a number and milliseconds, which returns the number after that time."""
+
+    def wait(value: tf.Tensor, milliseconds: tf.Tensor) -> tf.Tensor:
+        kinds: dict[str, Any] = {"output_types": [tf.float32], "output_shapes": [[]]}
+        one = tf.raw_ops.TensorDataset(components=[value], output_shapes=[[]])
+        # It waits before the element, and again before the end of the data set.
+        half = tf.cast(milliseconds * 1e3 / 2, tf.int64)
+        late = tf.raw_ops.SleepDataset(input_dataset=one, sleep_microseconds=half, **kinds)
+        return tf.raw_ops.DatasetToSingleElement(dataset=late, **kinds)[0]
+
+    number = tf.TensorSpec([], tf.float32)
+    with tf.init_scope(), tf.device(None):
+        return tf.function(wait).get_concrete_function(number, number)
 
 
 def main(devices: list[str], features: int, step_ms: float, num_steps: int) -> None:
