@@ -29,10 +29,11 @@ from tfdist.trainer import Trainer
 RANK_BATCHES = ([4, 3, 2], [2, 3])
 
 
-def run(strategy_name: str) -> dict[str, Any]:
-    """Runs all scenarios, and returns their results by name."""
+def answering(strategy_name: str) -> Callable[[str], Any]:
+    """Runs in a worker: returns a function that runs a scenario, given its name."""
     strategy = tfdist.strategies.create(strategy_name)
-    return {scenario.__name__: scenario(strategy) for scenario in SCENARIOS}
+    scenarios = {scenario.__name__: scenario for scenario in SCENARIOS}
+    return lambda name: scenarios[name](strategy)
 
 
 def rank_rows(rank: int) -> list[slice]:
@@ -232,7 +233,7 @@ def public_names(strategy: Strategy) -> np.ndarray:
 
 
 SCENARIOS: list[Callable[[Strategy], Any]] = [
-    unseeded_shuffles_agree,  # first, because the other scenarios set seeds
+    unseeded_shuffles_agree,
     stops_on_one_rank,
     stops_predicting_on_one_rank,
     learning_rate_of_rank_0,

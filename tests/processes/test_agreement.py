@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-import tfdist
+from tests.conformance.layouts import AnsweringPool, Layout
 from tests.processes import agreement, chief_callbacks, resuming
 from tests.support.training import TOLERANCE, X, Y, build
 
 pytestmark = pytest.mark.processes
+
+
+class Outcomes:
+    """Results of scenarios on two workers, which run each when a test asks for it."""
+
+    def __init__(self, pool: AnsweringPool) -> None:
+        self._pool = pool
+
+    def __getitem__(self, scenario: str) -> Any:
+        answers = self._pool.ask(scenario)
+        failed = [answer.error for answer in answers if answer.error]
+        assert not failed, "\n".join(failed)
+        return answers[0].value
 
 
 @pytest.fixture(
@@ -22,23 +35,30 @@ pytestmark = pytest.mark.processes
         for name in ("multi_worker", "horovod")
     ],
 )
-def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Results of all scenarios on both workers, from one start of two processes."""
+def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
     if request.param == "horovod":
         pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
-    return tfdist.notebook_launch(functools.partial(agreement.run, request.param), num_workers=2)
+    with AnsweringPool(Layout(request.param, 2), agreement.answering, request.param) as pool:
+        yield Outcomes(pool)
 
 
-def test_stop_on_one_rank_stops_all(outcomes: dict[str, Any]) -> None:
+def test_unseeded_shuffles_are_equal(outcomes: Outcomes) -> None:
+    """The first test, because the other scenarios set seeds."""
+    rank_0, rank_1 = outcomes["unseeded_shuffles_agree"]
+    assert len(rank_0) == 3
+    np.testing.assert_array_equal(rank_0, rank_1)
+
+
+def test_stop_on_one_rank_stops_all(outcomes: Outcomes) -> None:
     np.testing.assert_array_equal(outcomes["stops_on_one_rank"], [[1], [1]])
     np.testing.assert_array_equal(outcomes["stops_predicting_on_one_rank"], [[4], [4]])
 
 
-def test_learning_rate_comes_from_rank_0(outcomes: dict[str, Any]) -> None:
+def test_learning_rate_comes_from_rank_0(outcomes: Outcomes) -> None:
     np.testing.assert_array_equal(outcomes["learning_rate_of_rank_0"], [[0.25], [0.25]])
 
 
-def test_different_data_on_a_rank_raise(outcomes: dict[str, Any]) -> None:
+def test_different_data_on_a_rank_raise(outcomes: Outcomes) -> None:
     errors = outcomes["different_data_raise"]
     for check_data in ("full", "sampled"):
         assert "rank 1 got different batches from rank 0" in errors[check_data]
@@ -46,18 +66,12 @@ def test_different_data_on_a_rank_raise(outcomes: dict[str, Any]) -> None:
     assert errors["off"] == "no error"
 
 
-def test_unseeded_shuffles_are_equal(outcomes: dict[str, Any]) -> None:
-    rank_0, rank_1 = outcomes["unseeded_shuffles_agree"]
-    assert len(rank_0) == 3
-    np.testing.assert_array_equal(rank_0, rank_1)
-
-
-def test_initial_weights_come_from_rank_0(outcomes: dict[str, Any]) -> None:
+def test_initial_weights_come_from_rank_0(outcomes: Outcomes) -> None:
     wanted = np.concatenate([w.ravel() for w in build().get_weights() * 2])
     np.testing.assert_array_equal(outcomes["weights_of_rank_0"], [wanted, wanted])
 
 
-def test_uneven_data_are_used_completely(outcomes: dict[str, Any]) -> None:
+def test_uneven_data_are_used_completely(outcomes: Outcomes) -> None:
     """Equals one device with batches of both ranks' rows, then of rank 0's remaining rows."""
     model = build()
     rows = [np.arange(len(X))[rows_of_batch] for rows_of_batch in agreement.rank_rows(0)]
@@ -70,7 +84,7 @@ def test_uneven_data_are_used_completely(outcomes: dict[str, Any]) -> None:
         np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
+def test_uneven_data_can_stop_or_raise(outcomes: Outcomes) -> None:
     """Ranks have three and two batches of unknown length, and four and two of known length."""
     found = outcomes["uneven_data_options"]
     np.testing.assert_array_equal(found["steps"], [[4, 4]] * 2)
@@ -83,21 +97,21 @@ def test_uneven_data_can_stop_or_raise(outcomes: dict[str, Any]) -> None:
     assert "The workers have 4, 2 batches, by rank" in found["errors"][1]
 
 
-def test_every_worker_predicts_every_row(outcomes: dict[str, Any]) -> None:
+def test_every_worker_predicts_every_row(outcomes: Outcomes) -> None:
     assert outcomes["predicts_every_row"] < TOLERANCE
     assert outcomes["predicts_rank_data"] < TOLERANCE
     np.testing.assert_array_equal(outcomes["predicts_every_kind"], np.ones((2, 8)))
 
 
-def test_model_behaves_like_keras_on_every_worker(outcomes: dict[str, Any]) -> None:
+def test_model_behaves_like_keras_on_every_worker(outcomes: Outcomes) -> None:
     np.testing.assert_array_equal(outcomes["model_edits_on_all_ranks"], [[1], [1]])
 
 
-def test_rank_and_size_on_every_worker(outcomes: dict[str, Any]) -> None:
+def test_rank_and_size_on_every_worker(outcomes: Outcomes) -> None:
     np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
 
 
-def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: dict[str, Any]) -> None:
+def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: Outcomes) -> None:
     found = outcomes["writes_and_restores"]
     assert found["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
     np.testing.assert_array_equal(found["num_files"], [[5], [0]])
@@ -110,13 +124,13 @@ def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: dict[str,
     np.testing.assert_allclose(found["resumed"][0], third, rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_chief_changing_the_model_within_an_epoch_raises(outcomes: dict[str, Any]) -> None:
+def test_chief_changing_the_model_within_an_epoch_raises(outcomes: Outcomes) -> None:
     error = outcomes["change_within_an_epoch_raises"]
     assert "variables differ between ranks" in error
     assert "set chief_only = False" in error
 
 
-def test_training_interrupted_on_one_rank_resumes(outcomes: dict[str, Any]) -> None:
+def test_training_interrupted_on_one_rank_resumes(outcomes: Outcomes) -> None:
     found = outcomes["stops_and_resumes"]
     np.testing.assert_array_equal(found["interrupted"], [[1], [1]])
     np.testing.assert_array_equal(found["num_files"], [[7], [0]])
