@@ -241,7 +241,7 @@ def search(
         orphans.watching(mark),
     ):
         if lost := study.requeue_interrupted():
-            tables.text(f"Resuming {lost} runs of a search that was killed.")
+            tables.text(f"Runs of a killed search that resume: {lost}")
         slots = _Slots(study, program, orphans.marked(mark), gpus_per_trial, jobs)
         try:
             while slots.fill(trials):
