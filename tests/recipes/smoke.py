@@ -30,6 +30,7 @@ STRATEGIES = (
 _OVER_PROCESSES = ("horovod", "multi_worker")
 _LAUNCH = ["-m", "tfdist.launch", "--num-workers", "2"]
 _MOST_SECONDS, _MOST_GIGABYTES = 90.0, 4.0  # of process time: 60 s on two cores
+_NAMED = "reduced by --smoke"  # in the start-up table
 _TIMEOUT = 3600.0  # on a busy machine
 _HEADER = ("strategy", "recipe", "outcome", "process s", "GB")
 
@@ -70,20 +71,22 @@ def _row(name: str, strategy: str) -> tuple[str, str, str, str, str]:
             process.kill()
         process.wait()
         output.seek(0)
-        last = [line for line in output.read().splitlines() if line.strip()][-1]
+        text = output.read()
     seconds, gigabytes = _seconds() - before, most / 1e9
-    outcome = _outcome(process.returncode, last, seconds, gigabytes)
+    outcome = _outcome(process.returncode, text, seconds, gigabytes)
     row = (strategy, name, outcome, f"{seconds:.0f}", f"{gigabytes:.2f}")
     print(*row, sep="\t", flush=True)
     return row
 
 
-def _outcome(code: int, last: str, seconds: float, gigabytes: float) -> str:
+def _outcome(code: int, text: str, seconds: float, gigabytes: float) -> str:
     if code < 0:
         return f"killed by signal {-code}, or after {_TIMEOUT:.0f} s"
     if code:
-        refused = "NotSupportedError" in last or "ConfigurationError" in last
-        return f"{'refused' if refused else f'exit {code}'}: {last}"
+        last = [line for line in text.splitlines() if line.strip()][-1]
+        return f"{'refused' if 'error: strategy' in last else f'exit {code}'}: {last}"
+    if _NAMED not in text:
+        return "DOES NOT NAME WHAT IS SMALLER"
     return "ended" if seconds <= _MOST_SECONDS and gigabytes <= _MOST_GIGABYTES else "TOO LARGE"
 
 
