@@ -18,3 +18,16 @@ def test_narrow_table_cuts_nothing(
     assert "…" not in shown
     cells = [line.split("│")[1].strip() for line in shown.splitlines() if "│" in line]
     assert "".join(cells) == name
+
+
+def test_headings_wrap_before_names_and_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "_console", Console(width=80))
+    headings = ["strategy", "device", *("gradients " * 6).split()]
+    row = ["parameter_server", "parameter device", *["46.8 MB"] * 6]
+    tables.numbers(headings, [row], num_names=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (line,) = (line for line in lines if "parameter_server" in line)
+    assert line.count("46.8 MB") == 6

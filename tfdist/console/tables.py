@@ -47,14 +47,46 @@ def numbers(
         num_names: Number of text columns, which come first. They are left-aligned, and columns of
             numbers right-aligned.
     """
+    cells = [list(row) for row in rows]
     grid = Table(title=title or None, title_justify="left")
+    widths = _narrow_widths(header, cells, num_names)
+    if widths:
+        grid.padding = 0
     for column, heading in enumerate(header):
         justify: Literal["left", "right"] = "left" if column < num_names else "right"
         # Wrap instead of truncating in narrow terminals, so that names and numbers can be copied.
-        grid.add_column(heading, justify=justify, overflow="fold")
-    for row in rows:
+        width = widths[column] if widths else None
+        grid.add_column(heading, justify=justify, overflow="fold", width=width)
+    for row in cells:
         grid.add_row(*row)
     _console.print(grid)
+
+
+def _narrow_widths(
+    header: Sequence[str], cells: Sequence[Sequence[str]], num_names: int
+) -> list[int] | None:
+    """Returns widths of columns with which headings wrap rather than names and numbers.
+
+    Returns:
+        None if the table fits into the terminal, or its cells do not even without padding.
+    """
+    columns = [[row[i] for row in cells] for i in range(len(header))]
+    whole = [max(map(len, [name, *column])) for name, column in zip(header, columns, strict=True)]
+    lines = len(header) + 1
+    if sum(whole) + 2 * len(header) + lines <= _console.width:
+        return None
+    parts = [
+        [part for cell in column for part in (cell.split() if i < num_names else [cell])]
+        for i, column in enumerate(columns)
+    ]
+    words = [max(map(len, column), default=0) for column in parts]
+    room = _console.width - lines - sum(words)
+    if room < 0:
+        return None
+    for i, heading in enumerate(header):
+        more = min(max(len(heading) - words[i], 0), room)
+        words[i], room = words[i] + more, room - more
+    return words
 
 
 def text(words: str) -> None:
