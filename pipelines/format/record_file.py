@@ -9,6 +9,7 @@ compressed as a whole, as TensorFlow does it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import mmap
@@ -100,6 +101,12 @@ def read_length(header: bytes) -> tuple[int, str | None]:
 
 def _cut_off(expected: int, found: int) -> str:
     return f"truncated: {found} of {expected} bytes"
+
+
+@functools.lru_cache(1 << 16)
+def _checksum_of_length(length: int) -> int:
+    """Returns the checksum of a length; many records have the same one."""
+    return _checksum(struct.pack("<Q", length))
 
 
 def _checksum(data: bytes) -> int:
@@ -198,18 +205,21 @@ def split(data: bytes, count: int) -> list[bytes] | None:
     Returns:
         The data of the records, or None unless `data` consists of exactly `count` intact records.
     """
-    found, position = [], 0
+    found, position, size = [], 0, len(data)
     for _ in range(count):
         begin = position + HEADER_BYTES
-        length, problem = read_length(data[position:begin])
-        position += framed_bytes(length)
-        if problem or position > len(data):
+        if begin > size:
             return None
-        record = data[begin : begin + length]
-        if _FOOTER.unpack_from(data, begin + length)[0] != _checksum(record):
+        length, checksum = _HEADER.unpack_from(data, position)
+        end = begin + length
+        position = end + _FOOTER.size
+        if position > size or checksum != _checksum_of_length(length):
+            return None
+        record = data[begin:end]
+        if _FOOTER.unpack_from(data, end)[0] != _checksum(record):
             return None
         found.append(record)
-    return found if position == len(data) else None
+    return found if position == size else None
 
 
 def read_at(file: BinaryIO, offset: int, num_bytes: int | None = None) -> bytes:
