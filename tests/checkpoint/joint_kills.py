@@ -102,11 +102,13 @@ def kill_ranks(num_kills: int, seed: int, url: str, folder: Path) -> dict[str, i
                 ranks[0].read_marks()
                 assert not ranks[0].ended(), log.read_text()[-2000:]
         first, victim = ranks[0], moments.choice(ranks)
-        num_saves = moments.randint(2, 4)
-        while victim.marks.count("save") < num_saves:
+        num_saves, begins = moments.randint(2, 4), [0.0]
+        while len(begins) <= num_saves:
             victim.read_marks()
             assert not any(one.ended() for one in ranks), log.read_text()[-2000:]
-        time.sleep(moments.uniform(0, 0.3))
+            num_begun = victim.marks.count("save") + 1
+            begins += [time.monotonic()] * (num_begun - len(begins))
+        time.sleep(moments.uniform(0, begins[-1] - begins[-2]))  # as long as the save before
         victim.signal(signal.SIGKILL)
         time.sleep(moments.choice([0, 0.2]))
         for one in ranks:
@@ -172,7 +174,9 @@ def main() -> int:
                 counts = kill_ranks(given.kills, given.seed, url, Path(name))
                 text = ", ".join(f"{key} {value}" for key, value in counts.items())
                 print(f"{'bucket' if '://' in url else 'folder'}: {text}", flush=True)
-                failed |= counts["intact"] != counts["kills"] or counts["left over"] > 0
+                failed |= counts["intact"] != counts["kills"]
+                # A server may complete a request of a killed process after the next save.
+                failed |= "://" not in url and counts["left over"] > 0
     return int(failed)
 
 
