@@ -79,7 +79,7 @@ def _narrow_widths(
         [part for cell in column for part in (cell.split() if i < num_names else [cell])]
         for i, column in enumerate(columns)
     ]
-    words = [max(map(len, column), default=0) for column in parts]
+    words = [max([1, *map(len, column)]) for column in parts]
     room = _console.width - lines - sum(words)
     if room < 0:
         return None
