@@ -32,6 +32,7 @@ def run(shared: str, bucket: str) -> dict[str, Any]:
     for folder in (shared, bucket):
         _fit(strategy, folder)
         found["folders"][folder] = _sizes(folder) if strategy.is_chief else {}
+    found["by time"] = _num_saved_by_the_clock_of_rank_0(strategy, f"{shared}-by-time")
     for name, failing in {"first": {0}, "last": {2}, "last twice": {2, 3}}.items():
         lines = _fit_with_failures(strategy, f"{shared}-{name}", failing)
         found["failures"][name] = strategy.group.gather_objects(lines)
@@ -39,8 +40,9 @@ def run(shared: str, bucket: str) -> dict[str, Any]:
     return found
 
 
-def _fit(strategy: Strategy, folder: str) -> keras.Model:
-    trainer = Trainer(momentum, strategy, checkpoints=tfdist.Checkpoints(folder, keep=9))
+def _fit(strategy: Strategy, folder: str, every: str = "epoch") -> keras.Model:
+    checkpoints = tfdist.Checkpoints(folder, every=every, keep=9)
+    trainer = Trainer(momentum, strategy, checkpoints=checkpoints, steps_per_call=1)
     trainer.fit(**FIT, epochs=NUM_EPOCHS)
     return trainer.model
 
@@ -50,6 +52,12 @@ def _sizes(folder: str) -> dict[str, int]:
     store = store_at(folder)
     listed = manifest.read(store.path(store.places()[0]))["files"]
     return {name.partition(".")[2]: entry["bytes"] for name, entry in listed.items()}
+
+
+def _num_saved_by_the_clock_of_rank_0(strategy: Strategy, folder: str) -> int:
+    """Returns the number of checkpoints if each call is due on rank 0, none on rank 1."""
+    _fit(strategy, folder, "1h" if strategy.rank else "0s")
+    return len(store_at(folder).places())
 
 
 def _fit_with_failures(strategy: Strategy, folder: str, failing: set[int]) -> tuple[str, list[int]]:

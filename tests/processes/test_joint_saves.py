@@ -60,6 +60,10 @@ def test_one_process_resumes(found: dict[str, Any], folder: Path, is_bucket: boo
     assert_close(trainer.model.get_weights(), plain.get_weights())
 
 
+def test_rank_0_chooses_the_time_of_a_save(found: dict[str, Any]) -> None:
+    assert found["by time"] > joint_saves.NUM_EPOCHS
+
+
 def test_failed_part_is_reported_on_all_ranks_and_repeated_at_the_end(found: Any) -> None:
     for (text, epochs), wanted in zip(
         found["failures"]["first"], ("rank 1 could not", "disk is"), strict=True
