@@ -70,7 +70,7 @@ def heated() -> tf.data.Dataset:
 
 
 CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any], str]] = {
-    "state per row": (stateful, lambda: batches(X.reshape(-1, 2, 2)), "no other number of rows"),
+    "state per row": (stateful, lambda: batches(X.reshape(-1, 2, 2)), "keeps a state for each row"),
     "float8": (float8, lambda: batches(X), "updated with the largest value of the full batch"),
     "merged graphs": (Merged, molecules, "0/0 has 9, 0/1 has 9, 1 has 5"),
     "input without rows": (Heated, heated, ""),

@@ -44,6 +44,9 @@ def full_batch_reason(
     """
     if training and (found := _overwritten_weight(model)):
         return f"{found} is updated with the largest value of the full batch"
+    for layer in keras_model.flatten_layers(model):
+        if getattr(layer, "stateful", False):
+            return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
     if has_only_row_by_row_layers(model):
         return None
     with tf.init_scope(), ExitStack() as stack:
