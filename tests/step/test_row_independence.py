@@ -95,6 +95,15 @@ def test_outputs_with_another_number_of_rows_are_reported() -> None:
     assert reason(fixed, training=True) == "Functional 'fixed' mixes the rows of a batch"
 
 
+@pytest.mark.parametrize(("shape", "mixes"), [((), True), ((2,), False)])
+def test_numbers_that_make_one_sample_are_reported(shape: tuple[int, ...], mixes: bool) -> None:
+    """CategoryEncoding takes a batch of single numbers for one sample."""
+    numbers = keras.Input(shape, dtype="int32")
+    model = keras.Model(numbers, layers.CategoryEncoding(4, "multi_hot")(numbers))
+    x = np.arange(6 * (2 if shape else 1)).reshape(6, *shape) % 4
+    assert (reason(model, training=True, x=x) is not None) == mixes
+
+
 def test_inputs_with_different_numbers_of_rows_are_reported() -> None:
     one, other = keras.Input((4,)), keras.Input((4,))
     model = keras.Model([one, other], ops.sum(one) + ops.sum(other))

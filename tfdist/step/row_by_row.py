@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -18,6 +19,8 @@ _PREPROCESSING = (
     "CategoryEncoding", "ContrastLimitedAdaptiveHistogramEqualization", "HashedCrossing", "Hashing",
     "IntegerLookup", "StringLookup", "TextVectorization",
 )  # fmt: skip
+#: Output modes in which they encode each number, in contrast to all numbers of a row together.
+_BY_NUMBER = ("int", "one_hot")
 
 
 def has_only_row_by_row_layers(model: keras.Model) -> bool:
@@ -26,6 +29,12 @@ def has_only_row_by_row_layers(model: keras.Model) -> bool:
     BatchNormalization is one of them, because it is documented to use each replica's moments.
     """
     return all(is_row_by_row(layer) for layer in flatten_layers(model))
+
+
+def is_called_row_by_row(layer: keras.layers.Layer, inputs: Sequence[Any]) -> bool:
+    """Returns whether a layer and its parts are Keras's own, called so that they mix no rows."""
+    parts = flatten_layers(layer)
+    return _is_preprocessing(layer, inputs) or all(is_row_by_row(part) for part in parts)
 
 
 def is_row_by_row(layer: keras.layers.Layer) -> bool:
@@ -49,14 +58,18 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
     return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
 
 
-def _is_preprocessing(layer: keras.layers.Layer) -> bool:
+def _is_preprocessing(layer: keras.layers.Layer, inputs: Sequence[Any] = ()) -> bool:
     cls = type(layer)
     if cls.__name__ not in _PREPROCESSING or not cls.__module__.startswith(_UNKNOWN):
         return False
-    if not isinstance(layer, keras.layers.TextVectorization):
-        return True
-    config = layer.get_config()  # otherwise the longest text of the batch decides the width
-    return config["output_mode"] != "int" or config["output_sequence_length"] is not None
+    config = layer.get_config()
+    mode = config.get("output_mode", "int")
+    if isinstance(layer, keras.layers.TextVectorization):
+        # Without a fixed length, the longest text of the batch decides the width.
+        return mode != "int" or config["output_sequence_length"] is not None
+    # A batch of single numbers is one sample to the other modes.
+    has_numbers = bool(inputs) and all((tensor.shape.rank or 0) > 1 for tensor in inputs)
+    return mode in _BY_NUMBER or has_numbers
 
 
 def _is_of_keras(source: Any, *modules: str) -> bool:

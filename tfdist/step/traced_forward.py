@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.step import batch_norm
 from tfdist.step.row_analysis import RowAnalysis
-from tfdist.step.row_by_row import is_row_by_row
+from tfdist.step.row_by_row import is_called_row_by_row
 from tfdist.step.row_dependence import (
     FREE,
     MIXED,
@@ -138,8 +138,7 @@ class TracedForward:
 
     def _know_outputs(self, call: TracedCall) -> None:
         """Gives the outputs of Keras's own layers their class, as their inputs have rows."""
-        layers = [] if call.layer is None else flatten_layers(call.layer)
-        if not all(is_row_by_row(layer) for layer in layers):
+        if call.layer is not None and not is_called_row_by_row(call.layer, call.inputs):
             return
         values = [self.analysis.of(tensor) for tensor in call.inputs]
         for tensor, value in zip(call.inputs, values, strict=True):
