@@ -75,6 +75,7 @@ class Hosts:
         names = string.ascii_lowercase[:num_hosts]
         self.addresses = {host: f"10.213.0.{i}" for i, host in enumerate(names, start=1)}
         self._folder = folder
+        self._started: list[subprocess.Popen[str]] = []
         self.network = HostNetwork(f"tfdist-{os.getpid()}-{next(_numbers)}", self.addresses)
         lines = [f"{address} {host}" for host, address in self.addresses.items()]
         (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
@@ -96,11 +97,13 @@ class Hosts:
         """
         path = f"{self._folder}{os.pathsep}{os.environ['PATH']}"
         how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | how
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [str(self._folder / "enter"), host, *command],
             env=os.environ | {"PATH": path} | dict(env or {}),
             **how,
         )
+        self._started.append(process)
+        return process
 
     def run(
         self,
@@ -149,6 +152,8 @@ class Hosts:
 
     def end_all(self) -> None:
         """Kills all processes on all hosts."""
+        for process in self._started:  # also those that have not entered their host yet
+            process.kill()
         for pid in itertools.chain(*map(self.network.running, self.addresses)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

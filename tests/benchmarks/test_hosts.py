@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hosts import Hosts
+
 _PROGRAM = """
 import pathlib, sys
 from benchmarks.hosts import NotAllowedError, make_hosts
@@ -21,6 +23,20 @@ try:
 except NotAllowedError as error:
     print(error)
 """
+
+
+def test_processes_that_have_not_entered_their_host_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = Hosts(tmp_path, 1)
+    (tmp_path / "enter").write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(hosts.network, "running", lambda host: [])
+    with hosts.start("a", []) as process:
+        try:
+            hosts.end_all()
+            assert process.wait(timeout=10) == -signal.SIGKILL
+        finally:
+            process.kill()
 
 
 @pytest.mark.processes
