@@ -5,8 +5,8 @@
 #
 # Tests, from the fastest to the most thorough (tests/selection.py says which test is in which):
 #   make quick                        tests without TensorFlow, ten conformance cases: one minute
-#   make test                         lint and the tests that every change has to pass: 10 minutes
-#   make check                        lint and every test with two replicas or processes: 40 minutes
+#   make test                         lint and the tests that every change has to pass: 8 minutes
+#   make check                        lint and every test with two replicas or processes: 30 minutes
 #   make check-rest                   the tests of make check that make test does not run
 #   make conformance                  every case of tests/conformance under every strategy and every
 #                                     number of replicas and processes, and all of tests/programs
