@@ -13,8 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadGroupScheduling
 
 from tests import selection, start_tensorflow_when_imported
 
@@ -45,24 +43,6 @@ def pytest_xdist_auto_num_workers() -> int:
     memory = min(psutil.virtual_memory().available, _container_limit("memory.max"))
     cores = min(len(os.sched_getaffinity(0)), _container_limit("cpu.max"))
     return max(1, int(min(cores, memory / 2**30 / _GIB_PER_PROCESS)))
-
-
-@pytest.hookimpl(optionalhook=True)  # -p no:xdist
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    """Returns the scheduler of `--dist loadgroup`."""
-    return _ByFile(config, log) if config.option.dist == "loadgroup" else None
-
-
-class _ByFile(LoadGroupScheduling):
-    """Keeps also the tests of a file in one process: they share models and module fixtures.
-
-    Otherwise pytest-xdist deals single tests out, and every process creates what they share.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        file = nodeid.partition("::")[0]
-        return file if scope == nodeid and not file.startswith(selection.SPREAD) else scope
 
 
 def _container_limit(name: str) -> float:

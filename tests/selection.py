@@ -280,16 +280,6 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
 }
 
-#: Beginnings of files whose tests share nothing and take long together: any process may run them.
-SPREAD = (
-    "notebooks/",
-    "tests/conformance/test_conformance.py",
-    "tests/programs/",
-    "tests/recipes/test_two_steps.py",
-    "tests/test_notebooks.py",
-    "tests/test_suggested_fixes.py",
-)
-
 #: The register of every key.
 REGISTERS = {
     **dict.fromkeys(QUICK, "quick"),
