@@ -84,7 +84,8 @@ def _outcome(code: int, text: str, seconds: float, gigabytes: float) -> str:
         return f"killed by signal {-code}, or after {_TIMEOUT:.0f} s"
     if code:
         last = [line for line in text.splitlines() if line.strip()][-1]
-        return f"{'refused' if 'error: strategy' in last else f'exit {code}'}: {last}"
+        refused = "error: " in last and "strategy" in last
+        return f"{'refused' if refused else f'exit {code}'}: {last}"
     if _NAMED not in text:
         return "DOES NOT NAME WHAT IS SMALLER"
     return "ended" if seconds <= _MOST_SECONDS and gigabytes <= _MOST_GIGABYTES else "TOO LARGE"

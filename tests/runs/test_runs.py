@@ -42,8 +42,8 @@ def test_list_shows_the_newest_first(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_compare_shows_metrics_differences_and_curves(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["first", "runs/second"]
-    assert runs.main(["compare", "--folder", "runs", *names, "--picture", "both.png"]) == 0
+    names = ["first", "--picture", "both.png", "runs/second"]
+    assert runs.main(["compare", "--folder", "runs", *names]) == 0
     words = capsys.readouterr().out.replace("│", " ").split()
     assert [words[words.index("val_loss") + i] for i in (1, 2)] == ["3.0000", "2.0000"]
     assert words[words.index("learning_rate") + 1] == "0.1"

@@ -99,6 +99,8 @@ def test_killed_search_is_resumed() -> None:
     created = make("study")
     search_all(created)
     assert [result.state for result in created.results()] == ["complete"] * 4
+    names = sorted(result.folder.name for result in created.results())
+    assert names == ["trial-000", "trial-001", "trial-002", "trial-003"]
     assert len(starts("trial-000")) == 1
     assert starts("trial-001") == 2 * lost
 

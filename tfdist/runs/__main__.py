@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ _ACTIONS = {
     "curves",
     "clean": "deletes the named runs, or all that stopped before the end of their first epoch",
 }
+_FLAGS_WITH_VALUE = ("--folder", "--picture")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         actions.add_subcommand(name, _action_parser(name, description), help=description)
 
     def run() -> None:
-        values = command.parse(parser, arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        values = command.parse(parser, _flags_last(words))
         given = values[values.action]
         folder = storage.at(given.folder)
         chosen = [folders.read(_path(folder, name)) for name in given.names]
@@ -64,6 +67,19 @@ def _action_parser(name: str, description: str) -> ArgumentParser:
     if name == "clean":
         parser.add_argument("--yes", action="store_true", help="delete without confirmation")
     return parser
+
+
+def _flags_last(words: Sequence[str]) -> list[str]:
+    """Moves flags to the end: argparse refuses names after a flag if there are some before it."""
+    names, flags, rest = [], [], iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            names.append(word)
+            continue
+        flags.append(word)
+        if word in _FLAGS_WITH_VALUE:
+            flags += itertools.islice(rest, 1)
+    return names + flags
 
 
 def _path(folder: AnyPath, name: str) -> AnyPath:

@@ -43,6 +43,8 @@ _STATES = {
     TrialState.WAITING: "waiting",
 }
 _JOURNAL, _SEARCHES = "study.journal", "searches"
+#: Attribute of a trial that resumes the run of an interrupted trial: the number of that trial.
+_RESUMES = "resumes"
 
 
 class Result(NamedTuple):
@@ -152,8 +154,8 @@ class Study:
             if not alive[search]:
                 with contextlib.suppress(ValueError):  # another search has already queued it
                     self._study.tell(trial.number, state=TrialState.FAIL)
-                    folder = {"folder": trial.user_attrs["folder"]}
-                    self._study.enqueue_trial(trial.params, user_attrs=folder)
+                    attributes = {"folder": trial.user_attrs["folder"], _RESUMES: trial.number}
+                    self._study.enqueue_trial(trial.params, user_attrs=attributes)
                     lost += 1
         return lost
 
@@ -165,11 +167,19 @@ class Study:
                 self._study.enqueue_trial(combination)
         trial = self._study.ask()
         values = {dimension.name: dimension.suggest(trial) for dimension in self._dimensions}
-        name = trial.user_attrs.get("folder", f"trial-{trial.number:03d}")
+        name = trial.user_attrs.get("folder") or self._new_folder(trial.number)
         trial.set_user_attr("values", values)
         trial.set_user_attr("folder", name)
         trial.set_user_attr("search", self._name)
         return trial, self.folder / name, [*self._training, *space.flags(values)]
+
+    def _new_folder(self, number: int) -> str:
+        """Returns the name of a run's folder; trials that resume a run have numbers but no own one.
+
+        Searches of the same study never choose the same name, because earlier trials do not change.
+        """
+        earlier = self._study.get_trials(deepcopy=False)[:number]
+        return f"trial-{number - sum(_RESUMES in trial.user_attrs for trial in earlier):03d}"
 
     def num_started(self) -> int:
         """Returns the number of runs that have ended, are running, or will be resumed."""
