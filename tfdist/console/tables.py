@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +39,7 @@ def facts(*groups: Iterable[Sequence[Cell]]) -> None:
 def numbers(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", num_names: int = 1
 ) -> None:
-    """Prints a table of numbers.
+    """Prints a table of numbers, or a paragraph for each row in a terminal that is too narrow.
 
     Args:
         header: Column headings.
@@ -50,6 +51,9 @@ def numbers(
     cells = [list(row) for row in rows]
     grid = Table(title=title or None, title_justify="left")
     widths = _narrow_widths(header, cells, num_names)
+    if widths == []:
+        _paragraphs(header, cells, title, num_names)
+        return
     if widths:
         grid.padding = 0
     for column, heading in enumerate(header):
@@ -68,7 +72,8 @@ def _narrow_widths(
     """Returns widths of columns with which headings wrap rather than names and numbers.
 
     Returns:
-        None if the table fits into the terminal, or its cells do not even without padding.
+        None if the table fits into the terminal. An empty list if its words and numbers do not even
+        without padding.
     """
     columns = [[row[i] for row in cells] for i in range(len(header))]
     whole = [max(map(len, [name, *column])) for name, column in zip(header, columns, strict=True)]
@@ -82,11 +87,23 @@ def _narrow_widths(
     words = [max([1, *map(len, column)]) for column in parts]
     room = _console.width - lines - sum(words)
     if room < 0:
-        return None
+        return []
     for i, heading in enumerate(header):
         more = min(max(len(heading) - words[i], 0), room)
         words[i], room = words[i] + more, room - more
     return words
+
+
+def _paragraphs(
+    header: Sequence[str], cells: Sequence[Sequence[str]], title: str, num_names: int
+) -> None:
+    if title:
+        _console.print(title, style="italic")
+    for row in cells:
+        _console.print(", ".join(filter(None, row[:num_names])), style="bold")
+        named = zip(header[num_names:], row[num_names:], strict=False)
+        values = ", ".join(f"{name} {value}" for name, value in named if value)
+        _console.print(Padding(values, (0, 0, 0, 4)))
 
 
 def text(words: str) -> None:
