@@ -39,6 +39,12 @@ def test_training_cells_build_their_model(path: Path) -> None:
 
 
 @each
+def test_tfdist_is_imported_before_keras(path: Path) -> None:
+    """Or TensorFlow prints INFO messages."""
+    assert code_of(path)[0].startswith("import tfdist")
+
+
+@each
 def test_outputs_are_stored_and_small(path: Path) -> None:
     cells = json.loads(path.read_text())["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", ())]
