@@ -1,4 +1,4 @@
-"""The graphs of a training are freed with it, so that a process can create many trainers."""
+"""Graphs are freed with their training, and the graphs of a run are returned without others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import strategies
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
 @pytest.mark.parametrize(("name", "devices"), [("one_device", 1), ("mirrored", 2)])
@@ -43,3 +44,21 @@ def test_graphs_are_freed_with_their_function(name: str, devices: int) -> None:
     del loop
     gc.collect()
     assert not any(graph() for graph in seen)
+
+
+def test_graphs_of_earlier_runs_are_not_returned() -> None:
+    @tf.function
+    def earlier(x: tf.Tensor) -> tf.Tensor:
+        return tf.add(x, 1.0, name="earlier")
+
+    @tf.function
+    def now(x: tf.Tensor) -> tf.Tensor:
+        return tf.add(x, 1.0, name="now")
+
+    tf.summary.trace_on(graph=True)
+    earlier(tf.ones([]))
+    tf.summary.trace_off()
+    run = graphs_run_by(lambda: now(tf.ones([])))
+    names = {node.name for graph in run for node in graph.pre_optimization_graph.node}
+    assert "now" in names
+    assert "earlier" not in names

@@ -127,16 +127,19 @@ def graphs_run_by(fn: Callable[[], object]) -> list[Any]:
     """Calls a function, and returns the optimized graphs that TensorFlow ran in it.
 
     `context().enable_run_metadata` and `export_run_metadata`: run metadata are no longer public in
-    TensorFlow 2.
+    TensorFlow 2. They keep the graphs of functions that were first called while they were enabled,
+    also if they are disabled and never exported.
 
     Returns:
         `RunMetadata.FunctionGraphs` messages; their `partition_graphs` are those of the devices.
     """
     context().enable_run_metadata()
-    fn()
-    graphs = list(context().export_run_metadata().function_graphs)
-    context().disable_run_metadata()
-    return graphs
+    try:
+        context().export_run_metadata()  # Discards the graphs of earlier runs.
+        fn()
+        return list(context().export_run_metadata().function_graphs)
+    finally:
+        context().disable_run_metadata()
 
 
 @contextmanager
