@@ -66,6 +66,18 @@ def _beside_the_last(x: Any) -> Any:
     return tf.while_loop(lambda i, *_: i < ops.shape(x)[0], add_last, start)[2].stack()
 
 
+def _squares_in_list(x: Any) -> Any:
+    """A loop over rows that sets entries of a list with a fixed number of them."""
+    squares = tf.TensorArray(x.dtype, NUM_ROWS, element_shape=())
+
+    rows = tf.TensorArray(x.dtype, 0, dynamic_size=True, element_shape=(4,)).unstack(x)
+
+    def add_row(i: Any, found: Any) -> Any:
+        return i + 1, found.write(i, ops.sum(rows.read(i) ** 2))
+
+    return tf.while_loop(lambda i, *_: i < ops.shape(x)[0], add_row, (0, squares))[1].stack()
+
+
 def pairs(x: Any) -> Any:
     return ops.mean(ops.square(x[:, None] - x[None]), axis=-1)
 
@@ -106,6 +118,32 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         FULL,
     ),
     "selected rows": (lambda s, x: ops.mean(tf.boolean_mask(x, x[:, 0] > -9) ** 2), FULL),
+    "softmax of selected rows": (
+        lambda s, x: ops.sum(tf.nn.softmax(kept := tf.boolean_mask(x[:, 0], x[:, 0] > 0)) * kept),
+        FULL,
+    ),
+    "half of the selected rows": (
+        lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > -9)[:2]),
+        FULL,
+    ),
+    "running sum over selected rows": (
+        lambda s, x: ops.sum(ops.cumsum(tf.boolean_mask(x, x[:, 0] > -9), axis=0)),
+        FULL,
+    ),
+    "mean over selected rows of a sum": (
+        lambda s, x: ops.mean(ops.sum(tf.boolean_mask(x[:, 0], x[:, 0] > -9)[None], axis=0)),
+        FULL,
+    ),
+    "selected rows beside several weights": (
+        lambda s, x: ops.mean(
+            ops.sum(tf.boolean_mask(x[:, 0], x[:, 0] > -9) * ops.ones((3, 1), x.dtype), axis=0)
+        ),
+        FULL,
+    ),
+    "sum over selected rows": (
+        lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > 0) ** 2),
+        SUM,
+    ),
     "floor that is not reached": (lambda s, x: ops.maximum(ops.mean(x**2), -9.0), FULL),
     "hinge that is zero": (lambda s, x: ops.relu(ops.mean(x) - 9), FULL),
     "clipped mean": (lambda s, x: ops.clip(ops.mean(x), -9, 9), FULL),
@@ -184,6 +222,64 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         FULL,
     ),
     "loop over rows": (lambda s, x: ops.mean(tf.map_fn(lambda row: row**2, x)), MEAN),
+    "entries until a place of the batch": (
+        lambda s, x: ops.mean(x[:, : ops.argmax(ops.max(x, 0)) + 1]),
+        FULL,
+    ),
+    "as many entries as rows": (
+        lambda s, x: ops.mean(tf.slice(x, (0, 0), (-1, ops.minimum(4, ops.shape(x)[0])))),
+        FULL,
+    ),
+    "split at a place of the batch": (
+        lambda s, x: ops.mean(tf.split(x, [(n := ops.argmax(ops.max(x, 0))), 4 - n], 1)[0] ** 2),
+        FULL,
+    ),
+    "split of weights at the number of rows": (
+        lambda s, x: ops.mean(tf.split(s.router, [(n := ops.shape(x)[0]) // 2, 4 - n // 2])[0]),
+        FULL,
+    ),
+    "weights of the first places": (
+        lambda s, x: ops.mean(tf.convert_to_tensor(s.router)[: ops.shape(x)[0]]),
+        FULL,
+    ),
+    "contrast": (lambda s, x: ops.mean(tf.image.adjust_contrast(x[..., None], 2.0)), FULL),
+    "weights padded to the number of rows": (
+        lambda s, x: ops.mean(
+            tf.pad(tf.convert_to_tensor(s.router), [[0, ops.shape(x)[0]], [0, 0]])
+        ),
+        FULL,
+    ),
+    "entry of a mean at a place of the batch": (
+        lambda s, x: (mean := ops.mean(x, 0))[ops.argmax(mean)],
+        FULL,
+    ),
+    "list of as many entries as rows": (
+        lambda s, x: ops.mean(
+            tf.TensorArray(x.dtype, ops.shape(x)[0], element_shape=())
+            .write(0, tf.ones((), x.dtype))
+            .stack()
+        ),
+        FULL,
+    ),
+    "list of a fixed number of rows": (
+        lambda s, x: ops.mean(_squares_in_list(x)),
+        FULL,
+    ),
+    "draws seeded by the batch": (
+        lambda s, x: ops.mean(
+            x
+            * tf.random.stateless_normal(
+                (4,), ops.cast(ops.sum(x, 0)[:2] * 9, "int32"), dtype=x.dtype
+            )
+        ),
+        FULL,
+    ),
+    "weights in a shape of the batch": (
+        lambda s, x: ops.mean(
+            tf.reshape(s.b, tf.cond(ops.mean(x) > 9, lambda: [4, 2], lambda: [2, 4]))[0]
+        ),
+        FULL,
+    ),
     "gated mean within a loop over rows": (
         lambda s, x: ops.mean(tf.map_fn(lambda row: row**2 * (1 + s.gate * ops.mean(x)), x)),
         FULL,

@@ -77,6 +77,28 @@ def test_keras_layers_are_not_traced() -> None:
     assert "Softmax" in str(reason(over_rows, training=True))
 
 
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ((4,), layers.Softmax(axis=-2)),
+        ((4,), layers.UnitNormalization(axis=-2)),
+        ((), layers.Activation("softmax")),
+    ],
+)
+def test_keras_layers_over_an_axis_of_rows_are_reported(
+    shape: tuple[int, ...], layer: layers.Layer
+) -> None:
+    inputs = keras.Input(shape)
+    found = reason(keras.Model(inputs, layer(inputs)), True, X[:, 0] if shape == () else X)
+    assert found is not None
+
+
+def test_attention_over_rows_is_reported() -> None:
+    inputs = keras.Input((4,))
+    attention = layers.MultiHeadAttention(2, 4, attention_axes=(0,))
+    assert reason(keras.Model(inputs, attention(inputs, inputs)), True) is not None
+
+
 def test_softmax_over_a_middle_axis_is_row_by_row() -> None:
     """TensorFlow computes the order of the axes in the graph, from constants."""
 

@@ -23,7 +23,7 @@ from tfdist.step.row_dependence import (
     worst,
 )
 from tfdist.step.row_loops import of_row, row_loop
-from tfdist.step.row_rules import RULES
+from tfdist.step.row_rules import OF_SELECTED_ROWS, RULES
 from tfdist.upstream.tensorflow_graphs import function_graph, has_custom_gradient
 
 #: Passes through the body of a loop until the classes of its variables have to settle.
@@ -93,8 +93,11 @@ class RowAnalysis:
         if op.type == "ReadVariableOp":
             is_written = op.inputs[0].ref() in self._written_in(op.graph)
             return [UNKNOWN if is_written else FREE]
-        is_indexed = any(value.kind is Kind.ROUND for value in values)
-        if (rule := RULES.get(op.type)) is not None and (not is_indexed or op.type in _INDEXING):
+        kinds = {value.kind for value in values}
+        is_left_out = (Kind.ROUND in kinds and op.type not in _INDEXING) or (
+            Kind.SELECTED in kinds and op.type not in OF_SELECTED_ROWS
+        )
+        if (rule := RULES.get(op.type)) is not None and not is_left_out:
             return [rule(op, values)] * len(op.outputs)
         value = FREE if all(value.is_plain for value in values) else worst(values) or UNKNOWN
         return [value] * len(op.outputs)

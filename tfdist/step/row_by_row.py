@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfdist.upstream.keras_layers import attention_axes
 from tfdist.upstream.keras_model import flatten_layers
 
 #: Modules whose layers treat each row by itself. Some preprocessing layers do not (MelSpectrogram,
@@ -28,13 +29,17 @@ def has_only_row_by_row_layers(model: keras.Model) -> bool:
 
     BatchNormalization is one of them, because it is documented to use each replica's moments.
     """
-    return all(is_row_by_row(layer) for layer in flatten_layers(model))
+    # An axis counted from the end may be that of the rows if there are few axes.
+    has_axes = all(len(tensor.shape) > 1 for tensor in getattr(model, "inputs", None) or ())
+    return has_axes and all(is_row_by_row(layer) for layer in flatten_layers(model))
 
 
 def is_called_row_by_row(layer: keras.layers.Layer, inputs: Sequence[Any]) -> bool:
     """Returns whether a layer and its parts are Keras's own, called so that they mix no rows."""
-    parts = flatten_layers(layer)
-    return _is_preprocessing(layer, inputs) or all(is_row_by_row(part) for part in parts)
+    if _is_preprocessing(layer, inputs):
+        return True
+    has_axes = all(tensor.shape.rank is not None and tensor.shape.rank != 1 for tensor in inputs)
+    return has_axes and all(is_row_by_row(part) for part in flatten_layers(layer))
 
 
 def is_row_by_row(layer: keras.layers.Layer) -> bool:
@@ -48,7 +53,9 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
     if not all(isinstance(node, keras.layers.Layer) for node in nodes):
         return False
     axes = [getattr(layer, name, None) for name in ("axis", "axes")]
-    if any(0 in (axis if isinstance(axis, (list, tuple)) else [axis]) for axis in axes):
+    flat = [*keras.tree.flatten(axes), *attention_axes(layer)]
+    # Other axes than the last that are counted from the end may be that of the rows.
+    if any(axis is not None and (axis == 0 or axis < -1) for axis in flat):
         return False
     functions = [value for value in vars(layer).values() if _is_function(value)]
     regularizer = getattr(layer, "activity_regularizer", None)

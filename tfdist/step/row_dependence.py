@@ -53,8 +53,8 @@ class Dependence:
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
         factor: Of ROWS: the number of entries in the block of a row. Of ROUND and ROW: the number
-            of rounds for each row. Of FREE: the integer by which the power of B is multiplied. None
-            if that is unknown. The factor of zeros is 0.
+            of rounds for each row. Of FREE, and of the length of a LIST: the integer by which the
+            power of B is multiplied. None if that is unknown. The factor of zeros is 0.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
             Of ROWS: the class of each segment if the tensor is a concatenation along the axis of
             the rows, so that the entries of a row are not beside each other; or DRAWN.
@@ -69,6 +69,8 @@ class Dependence:
     @property
     def is_plain(self) -> bool:
         """Whether this is a value that neither rows nor their number change."""
+        if self.kind is Kind.SHAPE:
+            return all(part.is_plain for part in self.parts)
         return self.kind is Kind.FREE and (self.power == 0 or self.factor == 0)
 
     @property
@@ -141,12 +143,32 @@ def worst(values: Sequence[Dependence]) -> Dependence | None:
     return None if kinds <= {Kind.FREE, Kind.ROWS, Kind.SUMMED} else UNKNOWN
 
 
-def unusual(values: Sequence[Dependence]) -> Dependence | None:
+def unusual(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence | None:
     """Returns the class of a function of single elements unless all operands are plain numbers."""
-    selected = {value for value in values if value.kind is Kind.SELECTED}
-    if len(selected) == 1 and all(v.is_plain for v in values if v.kind is not Kind.SELECTED):
-        return selected.pop()
+    pairs = list(zip(tensors, values, strict=True))
+    selected = [(t.shape.rank, value) for t, value in pairs if value.kind is Kind.SELECTED]
+    is_plain = all(value.is_plain for value in values if value.kind is not Kind.SELECTED)
+    # Broadcasting to a higher rank would move the axis of the selected rows.
+    if len(set(selected)) == 1 and is_plain and selected[0][0] == out.shape.rank is not None:
+        return selected[0][1]
     return worst(values)
+
+
+def given_plain(rule: Rule, *places: int) -> Rule:
+    """Returns a rule for operations of which some inputs must not depend on the rows.
+
+    Args:
+        rule: The rule if they do not.
+        *places: Places of these inputs, which are axes, sizes, or places of entries.
+    """
+
+    def checked(op: Any, values: Values) -> Dependence:
+        given = [values[place] for place in places if place < len(values)]
+        if all(value.is_plain for value in given):
+            return rule(op, values)
+        return worst(given) or UNKNOWN
+
+    return checked
 
 
 def with_power(value: Dependence, change: int) -> Dependence:
@@ -167,7 +189,7 @@ def elementwise(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) 
         values: Their classes.
         out: The result.
     """
-    if (bad := unusual(values)) is not None:
+    if (bad := unusual(tensors, values, out)) is not None:
         return bad
     if all(value.is_plain for value in values):
         return FREE
@@ -220,7 +242,7 @@ def beside_each_other(values: Iterable[Dependence], axis: int = 0, power: int = 
 
 def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns the class of a sum, a difference, or a choice that does not depend on the rows."""
-    if (bad := unusual(values)) is not None:
+    if (bad := unusual(tensors, values, out)) is not None:
         return bad
     pairs = [(t, v) for t, v in zip(tensors, values, strict=True) if not v.is_zero]
     if not pairs:
@@ -242,7 +264,7 @@ def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dep
 
 def multiplied(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns the class of a product of two tensors, element by element."""
-    if (bad := unusual(values)) is not None:
+    if (bad := unusual(tensors, values, out)) is not None:
         return bad
     if any(value.is_zero for value in values) and not any(v.kind is Kind.ROWS for v in values):
         return ZERO
@@ -259,7 +281,7 @@ def multiplied(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -
 
 def divided(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns the class of a quotient, element by element."""
-    if (bad := unusual(values)) is not None:
+    if (bad := unusual(tensors, values, out)) is not None:
         return bad
     numerator, denominator = values
     if denominator.kind is Kind.SUMMED:
@@ -279,8 +301,15 @@ def joined(one: Dependence, other: Dependence) -> Dependence:
     if (bad := worst([one, other])) is not None and {one.kind, other.kind} != {Kind.LIST}:
         return bad
     if one.kind is Kind.LIST and other.kind is Kind.LIST:
+        if one.power != other.power:
+            return UNKNOWN
         parts = one.parts + other.parts
-        return replace(one, parts=(joined(parts[0], parts[-1]),)) if parts else one
+        return Dependence(
+            Kind.LIST,
+            one.power,
+            factor=one.factor if one.factor == other.factor else None,
+            parts=(joined(parts[0], parts[-1]),) if parts else (),
+        )
     if one.kind is Kind.FREE and other.kind is Kind.FREE:
         return size(None, one.power) if one.power == other.power else UNKNOWN
     if one.kind is Kind.ROWS and other.kind is Kind.ROWS:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.step.row_dependence import UNKNOWN, Dependence, Kind, Values, size, worst
+from tfdist.step.row_rules.lists import row_list
 from tfdist.upstream.tensorflow_graphs import constant_value
 
 #: Returns the classes of tensors of a graph, given the classes of the graph's inputs.
@@ -43,7 +44,8 @@ def row_loop(
         if place in counters:
             found[place] = Dependence(Kind.ROUND, factor=factor)
         elif place not in kept:
-            if values[place] != Dependence(Kind.LIST) or not _is_filled(start, end):
+            is_empty = values[place] == Dependence(Kind.LIST, 1, factor=factor)
+            if not (is_empty and _is_filled(start, end)):
                 return None
             items[place] = end.op.inputs[2]
     indices = [ends[place].op.inputs[1] for place in items]
@@ -53,7 +55,7 @@ def row_loop(
         if index.kind is not Kind.ROUND or not is_own:
             found[place] = worst([item]) or UNKNOWN
         else:
-            found[place] = Dependence(Kind.LIST, parts=(Dependence(Kind.ROW, factor=factor),))
+            found[place] = row_list(factor)
     return [size(factor, 1) if i in counters else value for i, value in enumerate(found)]
 
 

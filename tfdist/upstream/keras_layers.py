@@ -57,9 +57,9 @@ def layout_map_of(distribution: Any) -> keras.distribution.LayoutMap:
     return distribution._layout_map
 
 
-def has_one_axis(attention: keras.layers.Layer) -> bool:
-    """Returns whether an attention layer attends over one axis: its `_attention_axes`."""
-    return len(getattr(attention, "_attention_axes", None) or (1,)) == 1
+def attention_axes(layer: keras.layers.Layer) -> tuple[int, ...]:
+    """Returns the axes over which a layer attends, if it is known to: its `_attention_axes`."""
+    return tuple(getattr(layer, "_attention_axes", None) or ())
 
 
 def dropout_of(attention: keras.layers.Layer) -> keras.layers.Dropout:

@@ -25,3 +25,8 @@ RULES: dict[str, Rule] = {
     **selection.RULES,
     **shapes.RULES,
 }
+
+#: Operations whose rules also apply to entries of selected rows.
+OF_SELECTED_ROWS = frozenset(
+    [*elementwise.RULES, "Gather", "GatherV2", "Reshape", "Squeeze", "Sum", "Mean", "Max", "Min"]
+)

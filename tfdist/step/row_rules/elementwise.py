@@ -141,8 +141,7 @@ def _rules() -> dict[str, Rule]:
     found |= dict.fromkeys(["Mul", "MulNoNan"], _multiplied)
     found |= dict.fromkeys(["RealDiv", "Div", "DivNoNan"], _divided)
     found |= dict.fromkeys(["Select", "SelectV2"], _select)
-    names = ["Rank", "VarHandleOp", "StatelessRandomGetKeyCounter", "StatelessRandomGetAlg", "NoOp"]
-    found |= dict.fromkeys(names, _free)
+    found |= dict.fromkeys(["Rank", "VarHandleOp", "NoOp"], _free)
     return found | {
         "Bitcast": _bitcast, "Cast": _cast, "Neg": _negated, "Const": constant, "ZerosLike": _zeros,
         "OnesLike": _ones, "LookupTableFindV2": _found,

@@ -24,8 +24,7 @@ _LEADING = {
     0: """
     AvgPool AvgPool3D BiasAdd Conv Conv1D Conv2D Conv3D DepthwiseConv2dNative Dilation2D
     ExtractImagePatches LRN MaxPool MaxPool3D MaxPoolV2 ResizeArea ResizeBicubic ResizeBilinear
-    ResizeNearestNeighbor SpaceToDepth DepthToSpace AdjustContrastv2 AdjustHue AdjustSaturation
-    HSVToRGB RGBToHSV
+    ResizeNearestNeighbor SpaceToDepth DepthToSpace AdjustHue AdjustSaturation HSVToRGB RGBToHSV
     """,
     2: "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
 }
@@ -35,7 +34,7 @@ _LAST_AXES = {
     "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "Cholesky": 2,
     "MatrixBandPart": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2,
     "Svd": 2, "Qr": 2, "SelfAdjointEigV2": 2, "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1,
-    "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2,
+    "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2, "AdjustContrastv2": 3,
 }  # fmt: skip
 
 
@@ -55,16 +54,13 @@ def _leading(op: Any, values: Values, place: int) -> Dependence:
     if values[place].is_led_by_rows:
         kinds = (v.is_plain or (v.kind is Kind.SHAPE and place == 2) for v in others)
         return values[place] if all(kinds) else worst(others) or UNKNOWN
-    if all(v.is_plain or v.kind is Kind.SHAPE for v in values):
-        return FREE
-    return worst(values) or UNKNOWN
+    return FREE if all(v.is_plain for v in values) else worst(values) or UNKNOWN
 
 
 def _transformed(op: Any, values: Values) -> Dependence:
     """`ImageProjectiveTransformV3`: one transform for all images, or one for each."""
     images, transforms, shape, *others = values
-    is_shape = shape.is_plain or (shape.kind is Kind.SHAPE and all(p.is_plain for p in shape.parts))
-    if not is_shape or not all(v.is_plain for v in others):
+    if not all(v.is_plain for v in (shape, *others)):
         return worst(values) or UNKNOWN
     if images == transforms and images.is_row_wise:
         return images

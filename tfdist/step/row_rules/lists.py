@@ -10,15 +10,27 @@ from tfdist.step.row_dependence import UNKNOWN, Dependence, Kind, Rule, Values, 
 
 
 def _list_reserved(op: Any, values: Values) -> Dependence:
-    del op, values
-    return Dependence(Kind.LIST)
+    """`TensorListReserve`: an empty list with a length."""
+    del op
+    length = values[1]
+    if length.kind is not Kind.FREE:
+        return worst(values) or UNKNOWN
+    return Dependence(Kind.LIST, length.power, factor=length.factor)
+
+
+def row_list(factor: int | None) -> Dependence:
+    """Returns the class of a list with `factor` elements for each row, computed from that row."""
+    of_row = Dependence(Kind.ROW, factor=factor)
+    return Dependence(Kind.LIST, 1, factor=factor, parts=(of_row,))
 
 
 def _list_set(op: Any, values: Values) -> Dependence:
     listed, item = values[0], values[2]
     if listed.kind is not Kind.LIST or not values[1].is_plain:
         return worst(values[1:]) or UNKNOWN
-    return row_dependence.joined(listed, Dependence(Kind.LIST, parts=(item,)))
+    if op.get_attr("resize_if_index_out_of_bounds"):
+        listed = replace(listed, factor=None)
+    return row_dependence.joined(listed, replace(listed, parts=(item,)))
 
 
 def _list_get(op: Any, values: Values) -> Dependence:
@@ -39,6 +51,8 @@ def _list_stacked(op: Any, values: Values) -> Dependence:
     item = listed.parts[0]
     if item.kind is Kind.ROW:
         return rows(0, item.factor)
+    if listed.power and listed.factor != 0:
+        return UNKNOWN
     if item.kind is Kind.ROWS:
         return replace(item, axis=item.axis + 1)
     return item if item.kind is not Kind.FREE else size(0 if item.is_zero else None, item.power)
@@ -50,16 +64,15 @@ def _list_of(op: Any, values: Values) -> Dependence:
     if value.kind is Kind.ROWS:
         if value.axis == 0 and (value.power or value.factor is None or not value.is_row_wise):
             return UNKNOWN
-        of_row = Dependence(Kind.ROW, factor=value.factor)
-        value = replace(value, axis=value.axis - 1) if value.axis else of_row
-        return Dependence(Kind.LIST, parts=(value,))
+        if value.axis == 0:
+            return row_list(value.factor)
+        value = replace(value, axis=value.axis - 1)
     return Dependence(Kind.LIST, parts=(value,)) if worst([value]) is None else value
 
 
 #: The rules, by type of operation.
 RULES: dict[str, Rule] = {
     "TensorListReserve": _list_reserved,
-    "EmptyTensorList": _list_reserved,
     "TensorListSetItem": _list_set,
     "TensorListGetItem": _list_get,
     "TensorListStack": _list_stacked,

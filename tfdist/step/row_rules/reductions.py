@@ -16,6 +16,8 @@ from tfdist.step.row_dependence import (
     Rule,
     Values,
     beside_each_other,
+    elementwise,
+    given_plain,
     summed,
     without_factor,
     worst,
@@ -63,8 +65,10 @@ def _reduced(op: Any, values: Values, is_linear: bool) -> Dependence:
 def _one_axis(op: Any, values: Values) -> Dependence:
     """`ArgMax` and `ArgMin`: one axis is left out."""
     value = values[0]
-    if value.kind is not Kind.ROWS or value.power:
-        return elementwise_rule(op, values[:1]) if value.kind is not Kind.ROWS else MIXED
+    if value.kind is not Kind.ROWS:
+        return elementwise(op.inputs[:1], values[:1], op.outputs[0])
+    if value.power:
+        return MIXED
     if (axes := _axes_of(op)) is None:
         return UNKNOWN
     if value.axis in axes:
@@ -100,12 +104,13 @@ def _cross_entropy(op: Any, values: Values) -> Dependence:
 
 def _rules() -> dict[str, Rule]:
     found: dict[str, Rule] = {"L2Loss": _half_of_squares}
-    found |= dict.fromkeys(["Sum", "Mean"], lambda op, v: _reduced(op, v, is_linear=True))
+    linear = given_plain(lambda op, v: _reduced(op, v, is_linear=True), 1)
+    found |= dict.fromkeys(["Sum", "Mean"], linear)
     names = ["Max", "Min", "Prod", "All", "Any", "EuclideanNorm"]
-    found |= dict.fromkeys(names, lambda op, v: _reduced(op, v, is_linear=False))
+    found |= dict.fromkeys(names, given_plain(lambda op, v: _reduced(op, v, is_linear=False), 1))
     found |= dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], _cumulative)
     found |= dict.fromkeys(["ReverseV2", "Roll"], _cumulative)
-    found |= dict.fromkeys(["ArgMax", "ArgMin"], _one_axis)
+    found |= dict.fromkeys(["ArgMax", "ArgMin"], given_plain(_one_axis, 1))
     names = ["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"]
     return found | dict.fromkeys(names, _cross_entropy)
 

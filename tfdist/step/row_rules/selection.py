@@ -17,6 +17,7 @@ from tfdist.step.row_dependence import (
     Kind,
     Rule,
     Values,
+    given_plain,
     size,
     worst,
 )
@@ -35,14 +36,17 @@ def _sliced(op: Any, values: Values) -> Dependence:
         end = len(value.parts) if length < 0 else begin + length
         return replace(value, parts=value.parts[begin:end])
     if value.kind is not Kind.ROWS:
-        return value if all(v.is_plain or v.kind is Kind.SHAPE for v in values[1:]) else UNKNOWN
+        return value if values[2].is_plain else worst(values) or UNKNOWN
     first = parts_of(op.inputs[1], values[1])
     number = parts_of(op.inputs[2], values[2])
-    if first is None or number is None or not first[value.axis].is_zero:
-        return MIXED if first is not None and first[value.axis].factor else UNKNOWN
-    whole = (size(-1), size(value.factor, 1))
-    is_whole = number[value.axis] in whole and number[value.axis].factor is not None
-    return value if is_whole else UNKNOWN
+    if first is None or number is None:
+        return worst(values) or UNKNOWN
+    if not first[value.axis].is_zero:
+        return MIXED if first[value.axis].factor else UNKNOWN
+    of_rows = number[value.axis]
+    is_whole = of_rows in (size(-1), size(value.factor, 1)) and of_rows.factor is not None
+    has_equal_rows = all(n.is_plain for axis, n in enumerate(number) if axis != value.axis)
+    return value if is_whole and has_equal_rows else UNKNOWN
 
 
 def _strided(op: Any, values: Values) -> Dependence:
@@ -53,9 +57,6 @@ def _strided(op: Any, values: Values) -> Dependence:
     if value.kind is Kind.SUMMED:
         return value
     if value.kind is Kind.FREE:
-        is_fixed = all(v.is_plain or v.kind is Kind.SHAPE for v in values[1:])
-        if not is_fixed:
-            return UNKNOWN
         return value if value.power or value.is_zero else constant(op, [])
     bounds = [tf.get_static_value(t, partial=True) for t in list(op.inputs)[1:]]
     masks = [
@@ -111,7 +112,7 @@ def _padded(op: Any, values: Values) -> Dependence:
     value, widths = values[0], constant_value(op.inputs[1])
     if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE else value
-    if widths is None or not all(v.is_plain for v in values[1:]) or value.power:
+    if widths is None or value.power:
         return UNKNOWN
     return MIXED if np.any(widths[value.axis]) else value
 
@@ -171,7 +172,7 @@ def _where(op: Any, values: Values) -> Dependence:
         return worst(values) or UNKNOWN
     while mask.op.type in ("Reshape", "Identity"):
         mask = mask.op.inputs[0]
-    return Dependence(Kind.SELECTED, factor=hash(mask.name))
+    return Dependence(Kind.SELECTED, factor=hash((id(mask.graph), mask.name)))
 
 
 def _one_hot(op: Any, values: Values) -> Dependence:
@@ -186,9 +187,13 @@ def _one_hot(op: Any, values: Values) -> Dependence:
 
 
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = dict.fromkeys(["Pad", "PadV2", "MirrorPad"], _padded)
-    found |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], _gathered)
-    return found | {"Slice": _sliced, "StridedSlice": _strided, "OneHot": _one_hot, "Where": _where}
+    padded, gathered = given_plain(_padded, 1, 2), given_plain(_gathered, 2)
+    found: dict[str, Rule] = dict.fromkeys(["Pad", "PadV2", "MirrorPad"], padded)
+    found |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], gathered)
+    return found | {
+        "Slice": given_plain(_sliced, 1), "StridedSlice": given_plain(_strided, 1, 2, 3),
+        "OneHot": _one_hot, "Where": _where,
+    }  # fmt: skip
 
 
 #: The rules, by type of operation.

@@ -19,6 +19,7 @@ from tfdist.step.row_dependence import (
     Kind,
     Rule,
     Values,
+    given_plain,
     rows,
     size,
     without_factor,
@@ -155,12 +156,14 @@ def _expanded(op: Any, values: Values) -> Dependence:
 
 def _squeezed(op: Any, values: Values) -> Dependence:
     value, rank = values[0], op.inputs[0].shape.rank
-    if value.kind is not Kind.ROWS:
+    if value.kind not in (Kind.ROWS, Kind.SELECTED):
         return UNKNOWN if value.kind is Kind.SHAPE and op.outputs[0].shape.rank else value
     axes = op.get_attr("squeeze_dims")
     if rank is None or not axes:
         return UNKNOWN
     axes = {axis % rank for axis in axes}
+    if value.kind is Kind.SELECTED:
+        return UNKNOWN if 0 in axes else value
     return (
         UNKNOWN
         if value.axis in axes
@@ -171,7 +174,7 @@ def _squeezed(op: Any, values: Values) -> Dependence:
 def _transposed(op: Any, values: Values) -> Dependence:
     value, order = values[0], constant_value(op.inputs[1])
     if value.kind is not Kind.ROWS:
-        return UNKNOWN if value.kind in (Kind.SHAPE, Kind.SELECTED) else value
+        return UNKNOWN if value.kind is Kind.SHAPE else value
     return UNKNOWN if order is None else replace(value, axis=list(order).index(value.axis))
 
 
@@ -184,9 +187,7 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if value.kind is Kind.SELECTED:
         return value if parts and parts[0].factor == -1 else UNKNOWN
     if value.kind is not Kind.ROWS:
-        if parts is not None and any(part.power for part in parts):
-            return UNKNOWN
-        return value
+        return value if values[1].is_plain else worst(values) or UNKNOWN
     if value.axis or not parts:
         return UNKNOWN  # the entries of a row are not beside each other
     if value.parts not in ((), DRAWN) and _block(inputs, out, value) != value.factor:
@@ -317,11 +318,12 @@ def _drawn_from(op: Any, values: Values) -> Dependence:
 def _rules() -> dict[str, Rule]:
     found: dict[str, Rule] = dict.fromkeys(_DRAWS.split(), _drawn)
     found |= dict.fromkeys(["Fill", "BroadcastTo"], _filled)
-    found |= dict.fromkeys(["Split", "SplitV"], _split)
     return found | {
+        "Split": given_plain(_split, 0), "SplitV": given_plain(_split, 1, 2),
         "Shape": _shape, "Size": _num_elements, "Pack": _packed, "Unpack": _unpacked,
-        "ConcatV2": _concatenated, "ExpandDims": _expanded, "Squeeze": _squeezed,
-        "Transpose": _transposed, "Reshape": _reshaped, "Tile": _tiled, "Range": _range,
+        "ConcatV2": given_plain(_concatenated, -1), "ExpandDims": given_plain(_expanded, 1),
+        "Squeeze": _squeezed, "Transpose": given_plain(_transposed, 1), "Reshape": _reshaped,
+        "Tile": _tiled, "Range": _range,
         "BroadcastArgs": _broadcast_shape, "StatelessMultinomial": _drawn_from,
     }  # fmt: skip
 

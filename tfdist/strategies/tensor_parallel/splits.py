@@ -20,7 +20,7 @@ from keras import activations, layers
 from tfdist.groups.base import shard_sizes
 from tfdist.groups.fusion import copied_slices
 from tfdist.upstream.keras_layers import (
-    has_one_axis,
+    attention_axes,
     into_heads,
     is_plain,
     kernel_of,
@@ -222,7 +222,7 @@ def _heads(layer: Any, num_devices: int) -> Split | None:
     Not with an activity regularizer, which the projections apply to their outputs.
     """
     projections, out = into_heads(layer), out_of_heads(layer)
-    if not has_one_axis(layer) or not all(map(is_plain, [*projections, out])):
+    if len(attention_axes(layer)) > 1 or not all(map(is_plain, [*projections, out])):
         return None
     if any(projection.activity_regularizer for projection in [*projections, out]):
         return None
