@@ -55,7 +55,9 @@ def _list_stacked(op: Any, values: Values) -> Dependence:
         return UNKNOWN
     if item.kind is Kind.ROWS:
         return replace(item, axis=item.axis + 1)
-    return item if item.kind is not Kind.FREE else size(0 if item.is_zero else None, item.power)
+    if item.kind is Kind.FREE:
+        return size(0 if item.is_zero else None, item.power)
+    return item if item.kind is Kind.SUMMED else worst([item]) or UNKNOWN
 
 
 def _list_of(op: Any, values: Values) -> Dependence:

@@ -122,7 +122,7 @@ def _gathered(op: Any, values: Values) -> Dependence:
     table, indices = values[0], values[1]
     if table.kind is Kind.SHAPE:
         places = constant_value(op.inputs[1])
-        if places is None:
+        if places is None or not np.all(np.isin(places, range(len(table.parts)))):
             return UNKNOWN
         parts = tuple(table.parts[int(place)] for place in np.ravel(places))
         return parts[0] if np.ndim(places) == 0 else replace(table, parts=parts)
