@@ -53,10 +53,10 @@ def save_forever(url: str, rank: int, run: str, progress: Path, report: Report) 
     if not rank:
         damaged: list[str] = []
         newest = store.load_newest(damaged.append)
-        step, num_unlisted = _step(newest[1]) if newest else 0, _num_unlisted(url)
+        step, num_left = _step(newest[1]) if newest else 0, num_unlisted(url)
         store.clean()
         _write(progress, step)
-        report(f"found {step} {len(damaged)} {int(num_unlisted > 0)}")
+        report(f"found {step} {len(damaged)} {int(num_left > 0)}")
     for number in itertools.count(int(progress.read_text()) + 1):
         while int(progress.read_text()) < number - 1:
             time.sleep(0.005)
@@ -71,7 +71,7 @@ def save_forever(url: str, rank: int, run: str, progress: Path, report: Report) 
             report(f"saved {number}")
             store.clean()
             store.keep(2, None)
-            report(f"unlisted {_num_unlisted(url)}")
+            report(f"unlisted {num_unlisted(url)}")
             _write(progress, number)
 
 
@@ -131,7 +131,7 @@ def _numbers(child: Forked, mark: str) -> list[int]:
     return [int(line.split()[1]) for line in child.marks if line.startswith(f"{mark} ")]
 
 
-def _num_unlisted(url: str) -> int:
+def num_unlisted(url: str) -> int:
     """Returns the number of files that belong to no checkpoint."""
     store, listed = store_at(url), set()
     for place in store.places():

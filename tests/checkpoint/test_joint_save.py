@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from pipelines import object_store
+from tests.checkpoint.joint_kills import num_unlisted
 from tfdist.checkpoint import joint_save, manifest
 from tfdist.checkpoint.joint_save import JointSave, target_at
 from tfdist.checkpoint.locations import store_at
@@ -96,6 +99,47 @@ def test_save_without_the_part_of_a_rank_leaves_the_checkpoint_before(folder: st
     save(folder, 4, 3)
     check(folder, 4)
     assert num_files(folder) == len(manifest.read(store.path(Place(1, 0)))["files"]) + 1 + 6
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+def kill_at(number: int, patch: pytest.MonkeyPatch) -> None:
+    """Makes a request to the bucket, and all after it, fail as in a process that was killed."""
+    import obstore
+
+    requests = itertools.count()
+
+    def until_killed(request: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        if next(requests) >= number:
+            raise KilledError
+        return request(*arguments, **options)
+
+    for name in ("put", "get", "head", "list", "delete"):
+        request = functools.partial(until_killed, getattr(obstore, name))
+        patch.setattr(obstore, name, request)
+
+
+@pytest.mark.parametrize("folder", ["bucket"], indirect=True)
+def test_kill_at_any_request_leaves_no_files_after_the_next_start(folder: str) -> None:
+    save(folder, 1, 2)
+    store = store_at(folder)
+    for number in itertools.count():
+        saved = store.places()[0].step
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                kill_at(number, patch)
+                save(folder, 2 + number, 2)
+        except KilledError:
+            store.clean()
+            assert num_unlisted(folder) == 0, f"killed at request {number}"
+            newest = store.places()[0].step
+            assert newest in (saved, 2 + number)
+            check(folder, newest)
+        else:
+            break
+    assert number > 6  # two parts, a report, the index, the state and the manifest
 
 
 def test_checkpoint_of_another_run_is_not_changed(folder: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,8 +85,14 @@ class BucketStore(Store):
 
     def clean(self) -> None:
         for place, files in self._list_files().items():
-            if not _is_complete(files):
-                self._remove(place, files)
+            listed: set[str] = set()
+            if _is_complete(files):
+                # A process that was killed after it wrote the manifest may leave files beside it.
+                try:
+                    listed = {manifest.NAME, *manifest.read(self.path(place))["files"]}
+                except (DamagedError, UnreadableError):  # reported by whoever reads the checkpoint
+                    continue
+            self._remove(place, files.keys() - listed)
 
     def keep(self, newest: int, best: Place | None) -> None:
         with manifest.as_os_error():
@@ -145,7 +151,7 @@ class BucketStore(Store):
         self._pending = None
         self._clear_staging()
 
-    def _remove(self, place: Place, files: Mapping[str, int]) -> None:
+    def _remove(self, place: Place, files: Iterable[str]) -> None:
         # The manifest first, so that a partly removed folder does not count as a checkpoint.
         names = sorted(files, key=lambda name: name != manifest.NAME)
         (self._root / place.name).delete_below(names)
