@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 #: Requests at a time, many more than cores, because they wait for the network.
 NUM_REQUESTS = 48
+#: Requests at a time in the beginning. They share the bandwidth, and the first ranges arrive soon.
+FIRST_REQUESTS = 8
 #: Neighboring ranges are merged to requests of up to this size.
 _REQUEST_BYTES = 4 << 20
 #: Ranges are merged across gaps of up to this size, which are then fetched and thrown away.
@@ -58,7 +61,7 @@ def read_ahead(
     futures: dict[_Request, Future[bytes]] = {}
     left: dict[_Request, int] = {}
     num_bytes = 0
-    pool = ThreadPoolExecutor(NUM_REQUESTS, "read-ahead")
+    pool, gradual = ThreadPoolExecutor(NUM_REQUESTS, "read-ahead"), _GradualStart(fetch)
     try:
         following = next(planned, None)
         while pending or following:
@@ -69,7 +72,7 @@ def read_ahead(
             ):
                 byte_range, request = following
                 if request not in futures:
-                    futures[request] = pool.submit(fetch, request.range)
+                    futures[request] = pool.submit(gradual.fetch, request.range)
                     left[request] = request.num_ranges
                     num_bytes += _size(request.range)
                 pending.append((byte_range, request))
@@ -82,7 +85,35 @@ def read_ahead(
                 del futures[request], left[request]
                 num_bytes -= _size(request.range)
     finally:
+        gradual.stop()
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+class _GradualStart:
+    """Admits few requests at first, and one more for each that is complete.
+
+    Args:
+        fetch: Returns the bytes of a range.
+    """
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch, self._is_stopped = fetch, False
+        self._admitted = threading.Semaphore(FIRST_REQUESTS)
+        self._more = iter(range(NUM_REQUESTS - FIRST_REQUESTS))
+
+    def fetch(self, byte_range: Range) -> bytes:
+        """Returns the bytes of a range when it is admitted."""
+        with self._admitted:
+            if self._is_stopped:
+                raise CancelledError
+            data = self._fetch(byte_range)
+        if next(self._more, None) is not None:
+            self._admitted.release()
+        return data
+
+    def stop(self) -> None:
+        """Cancels the requests that are not yet admitted."""
+        self._is_stopped = True
 
 
 def _plan(ranges: Iterable[Range], group_bytes: int) -> Iterator[tuple[Range, _Request]]:

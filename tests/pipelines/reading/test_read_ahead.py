@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.reading.range_cache import cache_ranges
-from pipelines.reading.read_ahead import Range, read_ahead
+from pipelines.reading.read_ahead import FIRST_REQUESTS, Range, read_ahead
 
 CONTENTS = {name: bytes((ord(name) + i) % 251 for i in range(3000)) for name in "ab"}
 
@@ -48,6 +48,22 @@ def test_memory_is_bounded() -> None:
         used += len(data)
         assert sum(r.end - r.begin for r in started) <= used + 50
     assert len(started) == 100
+
+
+def test_few_requests_share_the_bandwidth_at_first() -> None:
+    started: list[Range] = []
+    num_started: list[int] = []
+    all_first = threading.Barrier(FIRST_REQUESTS, lambda: num_started.append(len(started)), 30)
+
+    def counted(wanted: Range) -> bytes:
+        started.append(wanted)
+        if wanted in ranges[:FIRST_REQUESTS]:
+            all_first.wait()
+        return fetch(wanted)
+
+    ranges = [Range("a", 10 * i, 10 * i + 10) for i in range(100)]
+    assert list(read_ahead(ranges, counted, 10_000, merge=False)) == [fetch(r) for r in ranges]
+    assert num_started == [FIRST_REQUESTS]
 
 
 def test_neighbors_are_merged() -> None:
