@@ -32,6 +32,10 @@ _FOOTER = struct.Struct("<I")
 FRAMING_BYTES = _HEADER.size + _FOOTER.size
 
 
+class DamageError(DataError):
+    """A record that is damaged."""
+
+
 class Record(NamedTuple):
     """One record, damaged or not.
 
@@ -231,7 +235,7 @@ def read_at(file: BinaryIO, offset: int, num_bytes: int | None = None) -> bytes:
         num_bytes: Size of the file, if known.
 
     Raises:
-        DataError: The record is damaged.
+        DamageError: The record is damaged.
     """
     if num_bytes is None:
         num_bytes = file.seek(0, io.SEEK_END)
@@ -278,8 +282,8 @@ def compression_of(path: AnyPath) -> Compression:
     )
 
 
-def _damage(path: AnyPath | str, offset: int, problem: str) -> DataError:
-    return DataError(f"{path}: record at byte {offset}: {problem}; restore the file")
+def _damage(path: AnyPath | str, offset: int, problem: str) -> DamageError:
+    return DamageError(f"{path}: record at byte {offset}: {problem}; restore the file")
 
 
 def _next_valid(file: BinaryIO, offset: int) -> int | None:

@@ -11,7 +11,6 @@ import tensorflow as tf
 from pipelines.format.examples import decode
 from pipelines.format.feature import Feature
 from pipelines.reading import order
-from pipelines.reading.blocks import Records
 from pipelines.reading.tuning import Tuning
 
 #: Maps one example, a dictionary of arrays.
@@ -96,7 +95,6 @@ def num_batches(num_examples: int, batch_size: int, last_batch: LastBatch) -> in
 
 def batch_examples(
     records: tf.data.Dataset,
-    with_seeds: Callable[[Records], tuple[tf.Tensor, tf.Tensor]],
     mapper: ExampleMapper,
     batch_size: int,
     *,
@@ -107,8 +105,7 @@ def batch_examples(
     """Returns the examples of records in batches.
 
     Args:
-        records: Dataset of `Records` of any lengths.
-        with_seeds: Returns the serialized records of an element, and their seeds.
+        records: Dataset of serialized records `(n,)` and their seeds, int32 `(n, 2)`.
         mapper: Turns records into examples.
         batch_size: Rows per batch.
         drop_remainder: Whether to drop a partial last batch.
@@ -118,13 +115,13 @@ def batch_examples(
     """
     if mapper.needs_single_examples:
         make = mapper.map_and_augment_with_seed if keep_seeds else mapper.map_and_augment
-        dataset = records.map(with_seeds).unbatch().map(make, num_maps)
+        dataset = records.unbatch().map(make, num_maps)
         return dataset.batch(batch_size, drop_remainder)
     if keep_seeds:
-        dataset = records.map(with_seeds).rebatch(batch_size, drop_remainder)
+        dataset = records.rebatch(batch_size, drop_remainder)
         return dataset.map(mapper.map_and_augment_with_seed, num_maps)
     # Parse whole batches, because calling a function costs more than parsing a small record.
-    dataset = records.map(lambda read: read.serialized).rebatch(batch_size, drop_remainder)
+    dataset = records.map(lambda serialized, _: serialized).rebatch(batch_size, drop_remainder)
     return dataset.map(mapper.map, num_maps)
 
 

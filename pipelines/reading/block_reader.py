@@ -19,11 +19,11 @@ from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.offsets import OFFSETS_NAME
 from pipelines.format.record_file import FRAMING_BYTES, Compression
-from pipelines.reading.blocks import BlockReader, Blocks, Reader, Records
+from pipelines.reading.blocks import Blocks, Reader, Records
 
 _READ_BYTES = 256 * 1024
-#: Blocks that may be read in parallel if `tf.data` tunes the number.
-_MOST_READS = 16
+#: No records, and no numbers.
+_NOTHING = np.array([b""], object), np.zeros(1, np.int64)
 _log = logging.getLogger("pipelines")
 
 
@@ -41,54 +41,38 @@ class SkippedRecords:
             _log.warning("%s; skipped, %d so far", problem, self.count)
 
 
-def in_parallel(read_block: BlockReader, num_reads: int) -> Reader:
-    """Returns a reader of many blocks, which keeps their order.
-
-    Args:
-        read_block: Reads one block.
-        num_reads: Blocks read in parallel. Must be 1 unless `read_block` yields one element.
-    """
-
-    def read(blocks: tf.data.Dataset) -> tf.data.Dataset:
-        return blocks.unbatch().interleave(
-            read_block,
-            cycle_length=num_reads if num_reads > 0 else _MOST_READS,
-            block_length=1,
-            num_parallel_calls=num_reads,
-        )
-
-    return read
-
-
 def block_reader(
-    offsets: np.ndarray, skipped: SkippedRecords | None, *, portable: bool
-) -> BlockReader:
-    """Returns a reader that yields a block of an uncompressed file as one element.
+    offsets: np.ndarray, skipped: SkippedRecords | None, *, portable: bool, num_reads: int
+) -> Reader:
+    """Returns a reader of uncompressed local files, which yields a block per element.
 
     Args:
         offsets: Byte offset of each record of the folder in its file.
         skipped: Counts corrupt records, which are then skipped; None: they are errors.
         portable: Whether to avoid Python functions, so that another process can run the graph. An
             error then names the file but not the byte.
+        num_reads: Blocks that are read in parallel.
 
     Returns:
-        A function from a block to a dataset of `Records`. Its errors are
+        A function from blocks to a dataset of `Records`. Its errors are
         `tf.errors.InvalidArgumentError`, or `tf.errors.NotFoundError` for a file that is missing.
     """
 
-    def read(block: Blocks) -> tf.data.Dataset:
-        one = tf.data.Dataset.from_tensors(block)
-        # `ignore_errors` retries forever if its input cannot open a file, so that even the process
-        # cannot end. A map of one element fails only once.
-        whole = one.map(_whole_block).ignore_errors()
-        again = one.map(_fail if portable else lambda b: _read_again(b, offsets, skipped))
-        return whole.concatenate(again).take(1)
+    def again(block: Blocks) -> Records:
+        return _fail(block) if portable else _read_again(block, offsets, skipped)
 
-    return read
+    def read_block(block: Blocks) -> Records:
+        serialized, is_intact = _whole_block(block)
+        numbers = tf.range(block.first + block.skip, block.first + block.count)
+        records = Records(serialized[block.skip :], numbers)
+        # All or nothing: after damage, the remaining records would get wrong numbers.
+        return tf.cond(is_intact, lambda: records, lambda: again(block))
+
+    return lambda blocks: tf.data.Dataset.from_tensor_slices(blocks).map(read_block, num_reads)
 
 
-def _whole_block(block: Blocks) -> Records:
-    """Returns all records of a block, or fails if one is corrupt or missing."""
+def _whole_block(block: Blocks) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the records of a block, and whether none of them is corrupt or missing."""
     found = tf.raw_ops.TFRecordDatasetV2(
         filenames=block.path[tf.newaxis],
         compression_type="",
@@ -96,36 +80,36 @@ def _whole_block(block: Blocks) -> Records:
         byte_offsets=block.offset[tf.newaxis],
     )
     found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
-    # All or nothing: after damage, the remaining records would get wrong numbers.
-    serialized = found.batch(block.count, drop_remainder=True).take(1).get_single_element()
+    # A file that cannot be opened fails at every attempt, and `ignore_errors` would retry forever.
+    # With `zip`, each failure uses up a number, so that the retries end.
+    numbered = tf.data.Dataset.zip(tf.data.Dataset.range(block.count), found).ignore_errors()
+    end = tf.data.Dataset.from_tensors((np.int64(-1), ""))  # so that there is an element
+    batches = numbered.concatenate(end).batch(block.count).take(1)
+    numbers, serialized = batches.get_single_element()
     lengths = tf.strings.length(serialized)
     size = tf.reduce_sum(tf.cast(lengths, tf.int64) + FRAMING_BYTES)
     # Blocks that end where the next one begins cover the file without repeating a record.
-    tf.debugging.assert_equal(size, block.size)
-    numbers = tf.range(block.first + block.skip, block.first + block.count)
-    return Records(serialized[block.skip :], numbers, _starts(block, numbers))
+    return serialized, (numbers[-1] == block.count - 1) & (size == block.size)
 
 
-def sequential_reader(compression: Compression, num_together: int) -> BlockReader:
-    """Returns a reader of a block of a compressed file, which reads the file from its beginning.
+def sequential_reader(compression: Compression, num_together: int) -> Reader:
+    """Returns a reader of compressed local files, each of which is read from its beginning.
 
     Returns:
         A function as `block_reader` returns it, with elements of up to `num_together` records.
     """
 
-    def read(block: Blocks) -> tf.data.Dataset:
+    def read_block(block: Blocks) -> tf.data.Dataset:
         found = tf.data.TFRecordDataset(block.path, compression, buffer_size=_READ_BYTES)
         numbers = tf.data.Dataset.range(block.first - block.offset, block.first + block.count)
-        starts = tf.data.Dataset.from_tensors(block.start).repeat()
-        # A file that cannot be opened fails at every attempt, and `ignore_errors` would retry
-        # forever. With `zip`, each failure uses up a number, so that the retries end.
-        records = tf.data.Dataset.zip(Records(found, numbers, starts)).ignore_errors()
+        # `zip` as in `_whole_block`.
+        records = tf.data.Dataset.zip(Records(found, numbers)).ignore_errors()
         failed = tf.data.Dataset.from_tensors(block).map(_fail).unbatch()
         records = records.concatenate(failed).skip(block.offset + block.skip)
         # `take` stops exactly at the end, because `zip` would request one more record.
         return records.take(block.count - block.skip).batch(num_together)
 
-    return read
+    return lambda blocks: tf.data.Dataset.from_tensor_slices(blocks).flat_map(read_block)
 
 
 def _opened(path: tf.Tensor) -> tf.data.Dataset:
@@ -144,7 +128,7 @@ def _fail(block: Blocks) -> Records:
     _check_exists(block.path)
     problem = ": corrupt or truncated: it has fewer readable records than the index; restore it"
     tf.debugging.Assert(False, [block.path + problem])
-    return Records(block.path[tf.newaxis], block.first[tf.newaxis], block.start[tf.newaxis])
+    return Records(block.path[tf.newaxis], block.first[tf.newaxis])
 
 
 def _read_again(block: Blocks, offsets: np.ndarray, skipped: SkippedRecords | None) -> Records:
@@ -157,9 +141,8 @@ def _read_again(block: Blocks, offsets: np.ndarray, skipped: SkippedRecords | No
     )
     tf.debugging.Assert(tf.strings.length(problem) == 0, [problem])
     mask = tf.ensure_shape(numbers, (None,)) >= block.first + block.skip
-    numbers = tf.boolean_mask(tf.ensure_shape(numbers, (None,)), mask)
     serialized = tf.boolean_mask(tf.ensure_shape(serialized, (None,)), mask)
-    return Records(serialized, numbers, _starts(block, numbers))
+    return Records(serialized, tf.boolean_mask(tf.ensure_shape(numbers, (None,)), mask))
 
 
 def read_intact_records(
@@ -186,13 +169,16 @@ def read_intact_records(
     location = storage.at(path.decode())
     found: dict[int, bytes] = {}
     problems: list[str] = []
-    num_bytes = storage.num_bytes(location)
-    with location.open("rb") as file:
-        for number in range(first, stop):
-            try:
-                found[number] = record_file.read_at(file, int(offsets[number]), num_bytes)
-            except DataError as error:
-                problems.append(str(error))
+    try:
+        num_bytes = storage.num_bytes(location)
+        with location.open("rb") as file:
+            for number in range(first, stop):
+                try:
+                    found[number] = record_file.read_at(file, int(offsets[number]), num_bytes)
+                except record_file.DamageError as error:
+                    problems.append(str(error))
+    except (OSError, DataError) as error:  # says nothing about the records: nothing is skipped
+        return *_NOTHING, description(error)
     if not problems and size != sum(len(data) + FRAMING_BYTES for data in found.values()):
         table = location.parent / OFFSETS_NAME
         problems.append(f"{table}: does not match {location}; delete {OFFSETS_NAME}")
@@ -201,10 +187,12 @@ def read_intact_records(
             skipped.add(problem)
         problems = []
     if problems:
-        return np.array([b""], object), np.zeros(1, np.int64), problems[0].encode()
+        return *_NOTHING, problems[0].encode()
     return np.array([*found.values()], object), np.array([*found], np.int64), b""
 
 
-def _starts(block: Blocks, numbers: tf.Tensor) -> tf.Tensor:
-    """Returns the start of the iteration for each record of a block, int64 `(n, 2)`."""
-    return tf.broadcast_to(block.start, [tf.size(numbers), 2])
+def description(error: Exception) -> bytes:
+    """Returns a line that describes an error of reading a file."""
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename}: the file is missing; restore it".encode()
+    return str(error).encode()

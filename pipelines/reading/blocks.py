@@ -17,9 +17,9 @@ from pipelines.reading.division import ShardRange
 from pipelines.storage import AnyPath
 
 #: Size of a block. Smaller blocks have more overhead, larger ones shuffle less well.
-_LEAST_BYTES, _MOST_BYTES = 64 * 1024, 1024 * 1024
+_LEAST_BYTES, _MOST_BYTES = 128 * 1024, 1024 * 1024
 #: Number of blocks that a shuffle buffer should hold at least, for good shuffling.
-_BLOCKS_IN_BUFFER = 16
+_BLOCKS_IN_BUFFER = 32
 
 
 class Blocks(NamedTuple):
@@ -32,8 +32,6 @@ class Blocks(NamedTuple):
         count: Number of records, at least one, int64.
         size: Size in the file in bytes, including framing; 0 for a compressed file, int64.
         skip: Number of records to skip at the beginning of the block, int64.
-        start: Start of the current iteration: the epoch, and the number of its records that were
-            skipped, int64 `(num_blocks, 2)`.
     """
 
     path: tf.Tensor
@@ -42,7 +40,6 @@ class Blocks(NamedTuple):
     count: tf.Tensor
     size: tf.Tensor
     skip: tf.Tensor
-    start: tf.Tensor
 
     def rows(self, which: tf.Tensor) -> Blocks:
         """Returns some of the blocks."""
@@ -55,29 +52,14 @@ class Records(NamedTuple):
     Attributes:
         serialized: The records, string `(n,)`.
         numbers: Number of each among all records of the folder, int64 `(n,)`.
-        start: Start of the iteration for each, as in `Blocks`; int64 `(n, 2)`.
     """
 
     serialized: tf.Tensor
     numbers: tf.Tensor
-    start: tf.Tensor
-
-    @property
-    def epoch(self) -> tf.Tensor:
-        """The epoch of all of them, int64, scalar."""
-        # Not that of the first record, because a corrupt block may have none.
-        return tf.reduce_max(self.start[:, 0])
-
-    @property
-    def num_skipped(self) -> tf.Tensor:
-        """Records of the epoch that were skipped at the start, int64, scalar."""
-        return tf.reduce_max(self.start[:, 1])
 
 
-#: Turns a dataset of `Blocks` into a dataset of their `Records`, in the same order.
-Reader = Callable[[tf.data.Dataset], tf.data.Dataset]
-#: Turns one block into a dataset of its `Records`.
-BlockReader = Callable[[Blocks], tf.data.Dataset]
+#: Turns blocks into a dataset of their `Records`, in the same order.
+Reader = Callable[[Blocks], tf.data.Dataset]
 
 
 def records_per_block(index: Index, shuffle_buffer: int) -> int:
@@ -126,5 +108,4 @@ def make_blocks(
             rows.append((path, first_byte, first + at, stop - at, last_byte - first_byte))
     paths, *numbers = zip(*rows, strict=True)
     offset, first, count, sizes = (tf.constant(column, tf.int64) for column in numbers)
-    skip, start = tf.zeros(len(rows), tf.int64), tf.zeros((len(rows), 2), tf.int64)
-    return Blocks(tf.constant(paths), offset, first, count, sizes, skip, start)
+    return Blocks(tf.constant(paths), offset, first, count, sizes, tf.zeros_like(count))

@@ -16,12 +16,7 @@ from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import Index, check_shards, load_index
 from pipelines.reading import order
-from pipelines.reading.block_reader import (
-    SkippedRecords,
-    block_reader,
-    in_parallel,
-    sequential_reader,
-)
+from pipelines.reading.block_reader import SkippedRecords, block_reader, sequential_reader
 from pipelines.reading.blocks import Reader, Records, make_blocks, records_per_block
 from pipelines.reading.division import ShardRange, divide_shards
 from pipelines.reading.range_cache import cache_ranges
@@ -102,66 +97,83 @@ class Folder:
                 )
             self._read = _remote_reader(directory, index, table, skipped, self._block_size, tuning)
         else:
-            self._num_reads = 1 if table is None else tuning.num_reads
-            self._read_block = (
+            self._read = (
                 sequential_reader(index.compression, self._block_size)
                 if table is None
-                else block_reader(table, skipped, portable=portable)
+                else block_reader(table, skipped, portable=portable, num_reads=tuning.num_reads)
             )
-            self._read = in_parallel(self._read_block, self._num_reads)
         self._blocks = make_blocks(directory, index, ranges, size=self._block_size, offsets=table)
 
-    def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
+    def records(self, start: tf.Tensor) -> tf.data.Dataset:
         """Returns the records of an epoch.
 
         Args:
-            starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
+            start: The epoch, and the number of its records to skip, int64 `(2,)`.
 
         Returns:
             A dataset of `Records` of any lengths.
         """
         if not self._window:
-            return order.in_order(starts, self._blocks, self._read)
-        return order.shuffled(starts, self._blocks, self._read, seed=self.seed, window=self._window)
+            return order.in_order(start[1], self._blocks, self._read)
+        return order.shuffled(
+            start[1],
+            self._blocks,
+            self._read,
+            seed=order.epoch_seed(self.seed, start[0]),
+            window=self._window,
+            block_size=self._block_size,
+        )
 
-    def repeated(self, num_taken: tf.Tensor | int = 0) -> tf.data.Dataset:
-        """Returns records with their seeds, epoch after epoch, without the first `num_taken`.
+    def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns the records of epochs with their seeds.
+
+        Args:
+            starts: The start of each epoch, as for `records`.
 
         Returns:
-            An endless dataset of the results of `with_seeds`.
+            A dataset of serialized records `(n,)` and their seeds, int32 `(n, 2)`.
         """
+
+        @tf.autograph.experimental.do_not_convert  # it warns about Python generators
+        def of_epoch(start: tf.Tensor) -> tf.data.Dataset:
+            seed = order.epoch_seed(self.seed, start[0])
+
+            def with_seeds(records: Records) -> tuple[tf.Tensor, tf.Tensor]:
+                return records.serialized, order.example_seeds(seed, records.numbers)
+
+            return self.records(start).map(with_seeds)
+
+        return starts.flat_map(of_epoch)
+
+    def repeated(self, num_taken: tf.Tensor | int = 0) -> tf.data.Dataset:
+        """Returns an endless `stream`, epoch after epoch, without the first `num_taken` records."""
         num_taken = tf.convert_to_tensor(num_taken, tf.int64)
         first = num_taken // self.num_records
 
-        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
-            num_skipped = tf.where(epoch == first, num_taken % self.num_records, 0)
-            start = tf.data.Dataset.from_tensors(tf.stack([epoch, num_skipped]))
-            return self.stream(start).map(self.with_seeds)
+        def start(epoch: tf.Tensor) -> tf.Tensor:
+            return tf.stack([epoch, tf.where(epoch == first, num_taken % self.num_records, 0)])
 
-        return tf.data.Dataset.range(first, tf.int64.max).flat_map(of_epoch)
+        return self.stream(tf.data.Dataset.range(first, tf.int64.max).map(start))
 
     def unordered(self) -> tf.data.Dataset:
-        """Returns all records as a dataset of `Records` that a `tf.data` service can divide."""
+        """Returns a `stream` of one epoch that a `tf.data` service can divide.
+
+        The seeds are random, and differ at every iteration.
+        """
         places = tf.range(tf.size(self._blocks.count))
         if self._window:
             places = tf.random.shuffle(places, self.seed)
-        dataset = tf.data.Dataset.from_tensor_slices(self._blocks.rows(places))
-        dataset = dataset.interleave(self._read_block, num_parallel_calls=self._num_reads)
+        dataset = self._read(self._blocks.rows(places))
         if self._window:
             # Shuffle records, because a buffer of blocks would leave none for other workers.
             dataset = dataset.unbatch().shuffle(self._window).batch(self._block_size)
-        return dataset
 
-    def with_seeds(self, records: Records) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the serialized records `(n,)` and their seeds in this epoch, int32 `(n, 2)`."""
-        of_epoch = order.epoch_seed(self.seed, records.epoch)
-        return records.serialized, order.example_seeds(of_epoch, records.numbers)
+        def with_seeds(records: Records) -> tuple[tf.Tensor, tf.Tensor]:
+            shape = [tf.size(records.numbers), 2]
+            drawn = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
+            return records.serialized, drawn
 
-    def with_random_seeds(self, records: Records) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the serialized records with new random seeds at every call."""
-        shape = [tf.size(records.numbers), 2]
-        drawn = tf.random.uniform(shape, tf.int32.min, tf.int32.max, tf.int32)
-        return records.serialized, drawn
+        return dataset.map(with_seeds)
 
 
 def _remote_reader(
@@ -174,9 +186,8 @@ def _remote_reader(
 ) -> Reader:
     if table is None:
         return remote_sequential_reader(index.compression, block_size)
-    if tuning.cache is None:
-        fetch: Fetch = fetch_range
-    else:
+    fetch: Fetch = fetch_range
+    if tuning.cache is not None:
         versions = {str(directory / shard.name): shard.sha256 for shard in index.shards}
         fetch = cache_ranges(fetch_range, tuning.cache, tuning.cache_bytes, versions)
     return remote_reader(
@@ -224,7 +235,7 @@ def cached(
     Returns:
         A dataset of pairs: the result, and the seed, int32 `(2,)`.
     """
-    examples = folder.stream(tf.data.Dataset.from_tensors(tf.constant([0, 0], tf.int64))).unbatch()
+    examples = folder.records(tf.constant([0, 0], tf.int64)).unbatch()
     examples = examples.map(lambda record: (make(record.serialized), record.numbers), num_maps)
     if place == IN_MEMORY:
         examples = examples.cache()

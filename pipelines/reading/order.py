@@ -1,16 +1,21 @@
 """The order of an epoch and the seeds of its examples, as pure functions of seed and epoch.
 
-Shuffling first permutes all blocks that a pipeline reads, and then the records within windows of
-the size of the shuffle buffer, which therefore contain records of many files. Reading can start at
-any position of this order, and reads only the window around it again.
+Shuffling first permutes all blocks that a pipeline reads, and then the records within windows,
+which therefore contain records of many files. An epoch begins with small windows, so that the first
+batch is soon complete; they double up to the size of the shuffle buffer. Reading can start at any
+position of this order, and reads only the window around it again.
 """
 
 from __future__ import annotations
+
+import itertools
 
 import tensorflow as tf
 
 from pipelines.reading.blocks import Blocks, Reader, Records
 
+#: Number of blocks in the first window of an epoch.
+_BLOCKS_IN_FIRST_WINDOW = 8
 # Numbers that are folded into a seed, so that draws from the same seed are independent.
 BLOCKS_STREAM, WINDOWS_STREAM, EXAMPLES_STREAM, BATCHES_STREAM = 1, 2, 3, 4
 
@@ -42,68 +47,79 @@ def permutation(count: tf.Tensor, seed: tf.Tensor, stream: tf.Tensor | int) -> t
     return tf.random.experimental.stateless_shuffle(tf.range(count), seed)
 
 
-def in_order(starts: tf.data.Dataset, blocks: Blocks, read: Reader) -> tf.data.Dataset:
+def in_order(start: tf.Tensor, blocks: Blocks, read: Reader) -> tf.data.Dataset:
     """Returns the records in the order of the blocks.
 
     Args:
-        starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
+        start: Number of records of the epoch to skip, int64, scalar.
         blocks: All blocks.
         read: Reads blocks.
 
     Returns:
         A dataset of `Records` of any lengths.
     """
-    return read(starts.map(lambda start: _rest(blocks, start[1], start)))
+    return read(_rest(blocks, start))
+
+
+class Windows:
+    """The sizes of the windows of an epoch: 1, 2, 4, ... times the first, up to the largest.
+
+    Args:
+        first: Size of the first window.
+        largest: Size of all windows after those that are smaller.
+    """
+
+    def __init__(self, first: int, largest: int) -> None:
+        growing = [first << n for n in range((largest - 1).bit_length()) if first << n < largest]
+        self._begins = tf.constant([0, *itertools.accumulate(growing)], tf.int64)
+        self._growing, self._largest = tf.constant(growing, tf.int64), largest
+
+    def containing(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the number of the window that contains a position, and where it begins."""
+        growing = tf.searchsorted(self._begins, position[tf.newaxis], "right")[0] - 1
+        begin = self._begins[growing]
+        full = (position - begin) // self._largest  # 0 in a growing window
+        return tf.cast(growing, tf.int64) + full, begin + full * self._largest
+
+    def sizes(self, number: tf.Tensor, num_full: tf.Tensor) -> tf.Tensor:
+        """Returns the sizes of windows from one on, with a number of full ones at the end."""
+        full = tf.fill([num_full], tf.constant(self._largest, tf.int64))
+        return tf.concat([self._growing[number:], full], 0)
 
 
 def shuffled(
-    starts: tf.data.Dataset,
-    blocks: Blocks,
-    read: Reader,
-    *,
-    seed: int,
-    window: int,
+    start: tf.Tensor, blocks: Blocks, read: Reader, *, seed: tf.Tensor, window: int, block_size: int
 ) -> tf.data.Dataset:
-    """Returns the records in an order that depends on seed and epoch only.
+    """Returns the records in an order that depends on the seed only.
 
     Args:
-        starts: One element: the epoch, and the number of its records to skip, int64 `(2,)`.
+        start: Number of records of the epoch to skip, int64, scalar.
         blocks: All blocks.
         read: Reads blocks.
-        seed: Seed of all epochs.
+        seed: Seed of the epoch, int32 `(2,)`.
         window: Number of records that are shuffled together.
+        block_size: Most records of a block.
 
     Returns:
         A dataset of `Records` of up to `window` records.
     """
+    windows = Windows(_BLOCKS_IN_FIRST_WINDOW * block_size, window)
+    first, begin = windows.containing(start)
+    blocks = blocks.rows(permutation(tf.size(blocks.count), seed, BLOCKS_STREAM))
+    of_windows = tf.random.experimental.stateless_fold_in(seed, WINDOWS_STREAM)
 
-    def shuffled_blocks(start: tf.Tensor) -> Blocks:
-        of_epoch = epoch_seed(seed, start[0])
-        places = permutation(tf.size(blocks.count), of_epoch, BLOCKS_STREAM)
-        # From the beginning of the window that contains the first record to yield.
-        return _rest(blocks.rows(places), start[1] // window * window, start)
-
-    def shuffled_records(number: tf.Tensor, records: Records) -> Records:
-        records = Records(*records)
-        num_skipped = records.num_skipped
-        of_windows = tf.random.experimental.stateless_fold_in(
-            epoch_seed(seed, records.epoch), WINDOWS_STREAM
-        )
-        num_records = tf.size(records.numbers)
-        places = permutation(num_records, of_windows, num_skipped // window + number)
-        places = places[tf.where(number == 0, num_skipped % window, 0) :]
+    def shuffled_window(number: tf.Tensor, records: Records) -> Records:
+        places = permutation(tf.size(records.numbers), of_windows, number)
+        places = places[tf.where(number == first, start - begin, 0) :]
         return Records(*(tf.gather(column, places) for column in records))
 
-    dataset = read(starts.map(shuffled_blocks)).rebatch(window)
+    dataset = read(_rest(blocks, begin)).rebatch(windows.sizes(first, tf.size(blocks.count)))
     # The next window is filled while this one is consumed.
-    return dataset.enumerate().map(shuffled_records).prefetch(1)
+    return dataset.enumerate(first).map(shuffled_window).prefetch(1)
 
 
-def _rest(blocks: Blocks, num_records: tf.Tensor, start: tf.Tensor) -> Blocks:
+def _rest(blocks: Blocks, num_records: tf.Tensor) -> Blocks:
     """Returns the blocks without their first `num_records` records."""
     begins = tf.cumsum(blocks.count, exclusive=True)
-    blocks = blocks._replace(
-        skip=tf.maximum(num_records - begins, 0),
-        start=tf.broadcast_to(start, [tf.size(begins), 2]),
-    )
+    blocks = blocks._replace(skip=tf.maximum(num_records - begins, 0))
     return blocks.rows(tf.where(begins + blocks.count > num_records)[:, 0])

@@ -53,7 +53,8 @@ def read(
         directory: The folder, local or a URL (`s3://`, `gs://`, `az://`).
         batch_size: Global batch size: examples per batch over all input pipelines.
         shuffle_buffer: Number of examples that are shuffled together, after blocks of records were
-            shuffled over all files. Each epoch has another order. Two to three times this number of
+            shuffled over all files; fewer at the beginning of an epoch, so that the first batch is
+            soon complete. Each epoch has another order. Two to three times this number of
             serialized examples are in memory. 0 keeps the order of the files.
         seed: Determines the order and the random numbers of each epoch. None draws a seed.
         decode_images: Whether to decode images to pixels before `map_fn`. Otherwise it gets the
@@ -129,8 +130,7 @@ def read(
     drop = last_batch == "drop"
     if data_service:
         # Every worker of the service may end with a partial batch, which must not be dropped.
-        records = folder.unordered()
-        dataset = to_batches(records, folder.with_random_seeds, drop_remainder=False)
+        dataset = to_batches(folder.unordered(), drop_remainder=False)
         dataset = through_data_service(dataset, data_service, batch_size, drop_remainder=drop)
     elif cache:
         begin = starts(start, batch_size)
@@ -139,9 +139,7 @@ def read(
         dataset = dataset.map(augment, tuning.num_maps).batch(batch_size, drop)
     else:
         records = folder.stream(starts(start, batch_size))
-        dataset = to_batches(
-            records, folder.with_seeds, drop_remainder=drop, keep_seeds=mix_fn is not None
-        )
+        dataset = to_batches(records, drop_remainder=drop, keep_seeds=mix_fn is not None)
     if last_batch == "pad":
         dataset = dataset.map(functools.partial(batching.pad, batch_size=batch_size))
     is_whole = start == BEGINNING and on_corrupt == "raise"

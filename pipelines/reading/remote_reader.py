@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,31 +16,17 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import record_file
 from pipelines.format.record_file import Compression
-from pipelines.reading.block_reader import SkippedRecords, read_intact_records
+from pipelines.reading.block_reader import SkippedRecords, description, read_intact_records
 from pipelines.reading.blocks import Blocks, Reader, Records
 from pipelines.reading.read_ahead import Fetch, Range, read_ahead
 
-
-class _Block(NamedTuple):
-    """One block, with the fields of `Blocks` in their order."""
-
-    path: bytes
-    offset: int
-    first: int
-    num_records: int
-    size: int
-    skip: int
-    start: np.ndarray
-
-
-#: Serialized records, their numbers, their starts, and a description of an error or empty bytes.
-_Element = tuple[np.ndarray, np.ndarray, np.ndarray, bytes]
+#: `Records`, and a description of an error or empty bytes.
+_Element = tuple[Records, bytes]
 _SIGNATURE = (
-    tf.TensorSpec((None,), tf.string),
-    tf.TensorSpec((None,), tf.int64),
-    tf.TensorSpec((None, 2), tf.int64),
+    Records(tf.TensorSpec((None,), tf.string), tf.TensorSpec((None,), tf.int64)),
     tf.TensorSpec((), tf.string),
 )
+_NOTHING = Records(np.zeros(0, object), np.zeros(0, np.int64))
 
 
 def remote_reader(
@@ -57,21 +42,21 @@ def remote_reader(
         merge: Whether neighboring blocks are fetched by one request.
     """
 
-    def elements(blocks: list[_Block]) -> Iterator[_Element]:
+    def elements(blocks: list[Blocks]) -> Iterator[_Element]:
         ranges = (Range(b.path.decode(), b.offset, b.offset + b.size) for b in blocks)
         fetched = read_ahead(ranges, fetch, limit, merge=merge)
         for block, data in zip(blocks, fetched, strict=True):
-            numbers = np.arange(block.first, block.first + block.num_records)
-            found, problem = record_file.split(data, block.num_records), b""
+            stop, problem = block.first + block.count, b""
+            numbers = np.arange(block.first, stop)
+            found = record_file.split(data, block.count)
             if found is None:
-                stop = block.first + block.num_records
                 serialized, numbers, problem = read_intact_records(
                     offsets, skipped, block.path, block.first, stop, block.size
                 )
             else:
                 serialized = np.array(found, object)
             wanted = numbers >= block.first + block.skip
-            yield _element(serialized[wanted], numbers[wanted], block, problem)
+            yield Records(serialized[wanted], numbers[wanted]), problem
 
     return _reader(elements)
 
@@ -84,18 +69,18 @@ def remote_sequential_reader(compression: Compression, num_together: int) -> Rea
         num_together: Records per element.
     """
 
-    def elements(blocks: list[_Block]) -> Iterator[_Element]:
+    def elements(blocks: list[Blocks]) -> Iterator[_Element]:
         for block in blocks:
             records = record_file.intact_records(storage.at(block.path.decode()), compression)
             # The offset of a block of a compressed file is the number of its first record.
-            begin, end = block.offset + block.skip, block.offset + block.num_records
+            begin, end = block.offset + block.skip, block.offset + block.count
             wanted = itertools.islice(records, begin, end)
             number = block.first + block.skip
             while chunk := list(itertools.islice(wanted, num_together)):
                 serialized = np.array([record.data for record in chunk], object)
-                yield _element(serialized, np.arange(number, number + len(chunk)), block, b"")
+                yield Records(serialized, np.arange(number, number + len(chunk))), b""
                 number += len(chunk)
-            if number < block.first + block.num_records:
+            if number < block.first + block.count:
                 raise DataError(
                     f"{block.path.decode()}: corrupt or truncated: it has fewer readable records "
                     "than the index; restore it"
@@ -109,43 +94,26 @@ def fetch_range(wanted: Range) -> bytes:
     return storage.RemotePath(wanted.path).read_range(wanted.begin, wanted.end)
 
 
-def _reader(elements: Callable[[list[_Block]], Iterator[_Element]]) -> Reader:
+def _reader(elements: Callable[[list[Blocks]], Iterator[_Element]]) -> Reader:
     """Returns a reader that runs a generator of elements for the blocks of each epoch."""
 
     def guarded(*columns: np.ndarray) -> Iterator[_Element]:
         """Yields an error as the last element, which keeps its message and type in the graph."""
-        rows = zip(*(column.tolist() for column in columns[:-1]), columns[-1], strict=True)
+        blocks = list(map(Blocks, *(column.tolist() for column in columns)))
         try:
-            yield from elements([_Block(*row) for row in rows])
-        except FileNotFoundError as error:
-            yield _failure(f"{error.filename}: the file is missing; restore it")
-        except DataError as error:
-            yield _failure(str(error))
+            yield from elements(blocks)
+        except (OSError, DataError) as error:
+            yield _NOTHING, description(error)
 
-    def of_epoch(blocks: Blocks) -> tf.data.Dataset:
-        return tf.data.Dataset.from_generator(
-            guarded, args=tuple(blocks), output_signature=_SIGNATURE
-        )
-
-    def checked(
-        serialized: tf.Tensor, numbers: tf.Tensor, starts: tf.Tensor, problem: tf.Tensor
-    ) -> Records:
+    def checked(records: Records, problem: tf.Tensor) -> Records:
         # Control dependencies are automatic in functions of `tf.data`.
         tf.debugging.Assert(tf.strings.length(problem) == 0, [problem])
-        return Records(serialized, numbers, starts)
+        return records
 
-    def read(blocks: tf.data.Dataset) -> tf.data.Dataset:
-        return blocks.flat_map(of_epoch).map(checked)
+    def read(blocks: Blocks) -> tf.data.Dataset:
+        elements = tf.data.Dataset.from_generator(
+            guarded, args=tuple(blocks), output_signature=_SIGNATURE
+        )
+        return elements.map(checked)
 
     return read
-
-
-def _element(
-    serialized: np.ndarray, numbers: np.ndarray, block: _Block, problem: bytes
-) -> _Element:
-    return serialized, numbers, np.broadcast_to(block.start, (len(numbers), 2)), problem
-
-
-def _failure(problem: str) -> _Element:
-    nothing = np.zeros(0, np.int64)
-    return np.zeros(0, object), nothing, np.zeros((0, 2), np.int64), problem.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipelines
+from pipelines.reading.order import Windows
 from tests.support import numbers
 
 quick = settings(deadline=None, max_examples=6)
@@ -116,6 +118,34 @@ def test_map_fn_and_batch_fn_are_applied(folder: Path) -> None:
         batch_fn=lambda batch: {"number": batch["number"] + tf.shape(batch["number"])[0]},
     )
     assert sorted(numbers.order(dataset)) == [2 * i + 25 for i in range(100)]
+
+
+def test_first_batch_needs_a_part_of_the_shuffle_buffer(tmp_path: Path) -> None:
+    """Shards after the first 8 blocks are gone, of 32 in the buffer."""
+    feature = pipelines.Feature(name="number", dtype="int32", shape=(20_000,))
+    examples = ({"number": np.full(20_000, i, np.int32)} for i in range(64))
+    pipelines.write_shards(examples, tmp_path, [feature], num_shards=32, source="numbers")
+    whole, dataset = (pipelines.read(tmp_path, 8, shuffle_buffer=64, seed=1) for _ in range(2))
+    seen = [int(row[0]) for batch in whole for row in batch["number"]]
+    assert sorted(seen) == list(range(64))
+    first = {number % 32 for number in seen[:16]}
+    assert len(first) == 8
+    for number, path in enumerate(sorted(tmp_path.glob("*.tfrecord"))):
+        if number not in first:
+            path.unlink()
+    assert [int(row[0]) for row in next(iter(dataset))["number"]] == seen[:8]
+
+
+@given(first=st.integers(1, 9), largest=st.integers(1, 40), position=st.integers(0, 99))
+def test_windows_grow_up_to_the_shuffle_buffer(first: int, largest: int, position: int) -> None:
+    windows = Windows(first, largest)
+    sizes = windows.sizes(tf.constant(0, tf.int64), tf.constant(200)).numpy()
+    assert max(sizes) == largest
+    assert all(small in (large, large / 2) or large == largest for small, large in pairwise(sizes))
+    number, begin = windows.containing(tf.constant(position, tf.int64))
+    assert begin == sum(sizes[:number]) <= position < begin + sizes[number]
+    rest = windows.sizes(number, tf.constant(100)).numpy()
+    assert list(rest[:50]) == list(sizes[number:][:50])
 
 
 def test_maps_keep_the_order(folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import pipelines
-from pipelines import storage
+from pipelines import object_store, storage
 from pipelines.check.__main__ import main as check
 from pipelines.format import record_file
 from pipelines.show.__main__ import main as show
@@ -144,6 +144,22 @@ def test_damage_is_skipped(root: str, local: Path, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "pipelines"):
         assert sorted(set(range(1000)) - set(numbers.order(dataset))) == [37, 42]
     assert caplog.messages[-1].endswith("skipped, 2 so far")
+
+
+def test_lost_connection_skips_no_records(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block with a corrupt record is read again, and that fails."""
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
+    damage(local)
+    buckets.upload(local, root)
+
+    def fail(*_: object) -> None:
+        raise object_store.TransferError("connection lost")
+
+    dataset = pipelines.read(root, 10, on_corrupt="skip")
+    monkeypatch.setattr(storage._Reader, "readinto", fail)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="connection lost"):
+        numbers.order(dataset)
 
 
 def test_missing_files_are_named(root: str, local: Path) -> None:
