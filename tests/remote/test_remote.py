@@ -295,6 +295,8 @@ def test_divides_names_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.resolve(names, 1) == names[2:]
     with pytest.raises(DeviceError, match="cannot be divided over 2 processes"):
         devices.resolve(names[:3], 1)
+    with pytest.raises(DeviceError, match="would use the device server host-1:2222, but"):
+        devices.resolve([*names[:2], "CPU:0", "host-1:2222/GPU:1"], 1)
 
 
 def test_mesh_counts_names_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:

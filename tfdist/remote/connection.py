@@ -22,6 +22,7 @@ from tfdist.remote.heartbeat import Heartbeat, Lost, first_lost, wait_for
 from tfdist.remote.names import FULL, JOB, REMOTE
 from tfdist.remote.names import is_remote as is_remote
 from tfdist.remote.names import names_remote as names_remote
+from tfdist.remote.names import servers_of as servers_of
 
 #: With eager operations streamed to servers, a function could read a variable before an earlier
 #: assignment arrives there.
@@ -43,7 +44,7 @@ def resolve(names: Sequence[str]) -> list[str]:
         DeviceError: This process is connected to other servers, or a server has no such device.
     """
     found = [REMOTE.fullmatch(name) for name in names]
-    servers = list(dict.fromkeys(match["server"] for match in found if match))
+    servers = servers_of(names)
     if not _servers:
         _connect(servers)
     if unknown := [server for server in servers if server not in _servers]:

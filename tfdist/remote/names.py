@@ -23,3 +23,9 @@ def names_remote(devices: object) -> bool:
 def is_remote(device: str) -> bool:
     """Tells whether TensorFlow's full name of a device is that of a device server."""
     return FULL.fullmatch(device) is not None
+
+
+def servers_of(devices: Sequence[str]) -> list[str]:
+    """Returns the different servers that devices are on, in order."""
+    found = map(REMOTE.fullmatch, devices)
+    return list(dict.fromkeys(match["server"] for match in found if match))
