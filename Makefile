@@ -39,10 +39,10 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
 	@echo "Next:"
-	@echo "  source $(BIN)/activate                                    activate this environment"
-	@echo "  tensorboard --logdir runs                                 look at the metrics"
-	@echo "  python -m tfdist.train --evaluate runs/NAME/model.keras   evaluate the model"
-	@echo "  python -m tfdist.train --recipe image_folder --data photos/   train on your own data"
+	@echo "  source $(BIN)/activate                                   activate this environment"
+	@echo "  tensorboard --logdir runs                                   look at the metrics"
+	@echo "  python -m tfdist.train --evaluate runs/NAME/model.keras     evaluate the model"
+	@echo "  python -m tfdist.train --recipe image_folder --data photos/ train on your own data"
 
 horovod: .venv/installed-horovod
 
