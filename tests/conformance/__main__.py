@@ -59,17 +59,17 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     """Returns the cases to run, with their engines and numbers of replicas.
 
     Plain Keras runs with 2 replicas only, because a process can have only one `MirroredStrategy`.
-    Parameter servers match one device only with one worker. Programs run with 2 replicas or
-    processes if those are selected, because more of them exercise no other code, and over several
-    processes only under strategies that `--strategy` names.
+    Parameter servers match one device only with one worker, and one process drives device servers,
+    whatever the number of replicas. Programs run with 2 replicas or processes if those are
+    selected, because more of them exercise no other code, and over several processes only under
+    strategies that `--strategy` names.
     """
     selected = set(arguments.replicas)
     program_replicas = [2] if 2 in selected else arguments.replicas
-    counts = {
-        engine: sorted(selected & {layout.num_workers for layout in layouts})
-        for engine, layouts in LAYOUTS.items()
-    }
-    counts |= {KERAS: [2], KERAS_EVEN: [2], "one_device": [1], "parameter_server": [1]}
+    counts = {KERAS: [2], KERAS_EVEN: [2], "one_device": [1]}
+    for engine, layouts in LAYOUTS.items():
+        sizes = {layout.num_workers for layout in layouts}
+        counts[engine] = [1] if sizes == {1} else sorted(selected & sizes)
     # Two devices only: more of them exercise no other code of the NCCL stand-in.
     counts |= {"mirrored hierarchical_copy": [2], "mirrored NCCL stand-in": [2]}
     program_counts = counts | {engine: counts[engine][:1] for engine in LAYOUTS}

@@ -73,11 +73,10 @@ OPTIONS |= {
 
 # Devices of two server processes; over processes, each has one device of its own and one server.
 OPTIONS |= {
-    name.replace("over processes", on): options
+    name.replace("over processes", "on servers"): options
     for name, options in OPTIONS.items()
     if name.endswith("over processes")
-    for on in ("on servers", "on servers over processes")
-}
+} | {"pipeline on servers over processes": OPTIONS["pipeline on a mesh"]}
 
 #: Cases that pipeline parallelism refuses with an error: models that call their layers in a custom
 #: `call`, custom `train_step`s, and models with fewer layers than stages.

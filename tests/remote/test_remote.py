@@ -7,6 +7,8 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -113,6 +115,17 @@ def error_of_python_function() -> float:
     return float(np.abs(trainer.predict(x, verbose=0) - (2 * x @ kernel + bias)).max())
 
 
+def train_on_mesh(folder: str) -> tuple[int, list[int]]:
+    """Runs the training command; returns its exit code and how often it printed each device."""
+    from tfdist import train
+
+    devices = servers.devices(2)
+    flags = ["--mesh", "pipeline=2", "--devices", ",".join(devices), "--data", "synthetic"]
+    with redirect_stdout(StringIO()) as out:
+        code = train.main(["--model", "mlp", *flags, "--smoke", "--run-dir", folder])
+    return code, [out.getvalue().count(device) for device in devices]
+
+
 def messages() -> list[str]:
     """Returns the messages of what is refused in the connected process."""
     from tfdist import strategies
@@ -149,6 +162,12 @@ def test_functions_read_what_was_assigned_before(client: AnsweringPool) -> None:
 )
 def test_matches_one_device(client: AnsweringPool, strategy: str, name: str) -> None:
     assert asked(client, differences, strategy, name) == []
+
+
+def test_command_trains_on_a_mesh_of_named_devices(client: AnsweringPool, tmp_path: Path) -> None:
+    # The start-up table shows each device in the list of all devices, and beside its stage.
+    assert asked(client, train_on_mesh, str(tmp_path)) == (0, [2, 2])
+    assert "val_loss" in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_each_stage_is_on_its_server(client: AnsweringPool) -> None:
