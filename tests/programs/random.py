@@ -359,7 +359,7 @@ def differences_of(recipe: Recipe) -> list[str]:
 
     program = recipe.program()
     found = engines.tfdist(program, *recipe.strategy)
-    return [str(d) for d in compare(found, engines.plain(program), program)]
+    return [str(d) for d in compare(found, engines.plain(program, eagerly=True), program)]
 
 
 def main() -> int:
