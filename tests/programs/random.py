@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -368,10 +369,14 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="default: 1000")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--first", type=int, default=0, help="number to begin with, default: 0")
+    parser.add_argument("--seconds", type=float, help="begin no further model after so long")
     arguments = parser.parse_args()
     start_tensorflow()
-    num_wrong = 0
+    num_wrong, num_tried, began = 0, 0, time.monotonic()
     for number in range(arguments.first, arguments.first + arguments.count):
+        if arguments.seconds and time.monotonic() - began > arguments.seconds:
+            break
+        num_tried += 1
         recipe = draw_recipe(arguments.seed, number)
         try:
             reasons = differences_of(recipe)
@@ -383,7 +388,7 @@ def main() -> int:
             print(f"{number}: {recipe}", *reasons[:3], sep="\n    ", flush=True)
         elif number % 20 == 19:
             print(f"{number + 1 - arguments.first} tried, {num_wrong} differ", flush=True)
-    print(f"{arguments.count} tried, {num_wrong} differ")
+    print(f"{num_tried} tried, {num_wrong} differ")
     return int(num_wrong > 0)
 
 

@@ -128,6 +128,71 @@ def image_classifier(name: str, backbone: Callable[[int], keras.Model]) -> Case:
     return build, Data(normal(16, 16, 3).astype("float32"), integers(NUM_CLASSES, seed=5))
 
 
+def image_segmenter() -> Case:
+    """A SegFormer, with a class for each pixel."""
+
+    def build() -> keras.Model:
+        encoder = models.MiTBackbone(
+            layerwise_depths=[1, 1], num_layers=2, layerwise_num_heads=[1, 2],
+            layerwise_sr_ratios=[2, 1], max_drop_path_rate=0.1, layerwise_patch_sizes=[7, 3],
+            layerwise_strides=[4, 2], image_shape=(32, 32, 3), hidden_dims=[4, 8],
+        )  # fmt: skip
+        backbone = models.SegFormerBackbone(encoder, projection_filters=8)
+        model = models.SegFormerImageSegmenter(backbone, NUM_CLASSES)
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss, metrics=[])
+        return model
+
+    return build, Data(normal(32, 32, 3).astype("float32"), integers(NUM_CLASSES, 32, 32, seed=5))
+
+
+def object_detector() -> Case:
+    """A RetinaNet: `compute_loss` matches boxes to anchors and divides by the matches."""
+
+    def build() -> keras.Model:
+        backbone = models.RetinaNetBackbone(_resnet(32), 3, 4, False, image_shape=(32, 32, 3))
+        model = models.RetinaNetObjectDetector(backbone, NUM_CLASSES, pre_logits_num_conv_layers=1)
+        focal = losses.BinaryFocalCrossentropy(from_logits=True, reduction="sum")
+        model.compile(keras.optimizers.SGD(0.001), losses.Huber(reduction="sum"), focal)
+        return model
+
+    corner = np.abs(normal(2, 2, seed=6)) * 4
+    boxes = np.concatenate([corner, corner + 6 + np.abs(normal(2, 2, seed=7)) * 4], axis=-1)
+    y = {"boxes": boxes.astype("float32"), "labels": integers(NUM_CLASSES, 2).astype("float32")}
+    return build, Data(normal(32, 32, 3).astype("float32"), y)
+
+
+def text_layers() -> Case:
+    """The layers that models of texts are made of, and the metric `Perplexity`."""
+    hub = keras_hub.layers
+
+    def build() -> keras.Model:
+        tokens = keras.Input((LENGTH,), dtype="int32")
+        words = hub.TokenAndPositionEmbedding(NUM_WORDS, LENGTH, 8, mask_zero=True)(tokens)
+        x = hub.TransformerEncoder(12, 2)(words)
+        x = hub.TransformerDecoder(12, 2)(x, words)
+        x = (
+            hub.FNetEncoder(12)(x)
+            + hub.SinePositionEncoding()(x)
+            + hub.PositionEmbedding(LENGTH)(x)
+        )
+        x = hub.RMSNormalization(8)(hub.RotaryEmbedding()(x))
+        x = hub.CachedMultiHeadAttention(2, 4)(x, x)
+        bias = hub.AlibiBias()(keras.ops.einsum("bih,bjh->bij", x, x)[:, None])
+        x = keras.ops.matmul(keras.ops.softmax(bias[:, 0]), x)
+        table = hub.ReversibleEmbedding(NUM_WORDS, 8)
+        x = x + table(tokens)
+        masked = hub.MaskedLMHead(token_embedding=table)(x, keras.ops.abs(tokens) % LENGTH)
+        outputs = table(x, reverse=True) + masked
+        model = keras.Model(tokens, outputs)
+        loss = losses.SparseCategoricalCrossentropy(from_logits=True)
+        perplexity = keras_hub.metrics.Perplexity(from_logits=True, mask_token_id=0)
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-2), loss, metrics=[perplexity])
+        return model
+
+    return build, Data(TOKENS["token_ids"], integers(NUM_WORDS, LENGTH, seed=5))
+
+
 CASES: dict[str, Case] = {
     "GPT-2": causal_lm("GPT2", HEADS),
     "GPT-2 with LoRA": causal_lm("GPT2", HEADS, lora_rank=2),
@@ -143,6 +208,9 @@ CASES: dict[str, Case] = {
     "ALBERT, masked words": masked_lm("Albert", HEADS | {"embedding_dim": 4}),
     "ResNet": image_classifier("ResNet", _resnet),
     "ViT": image_classifier("ViT", _vit),
+    "SegFormer": image_segmenter(),
+    "RetinaNet": object_detector(),
+    "layers of texts": text_layers(),
 }
 
 

@@ -1,4 +1,4 @@
-"""The first batch tells whether all rows look up the same entries of an embedding table."""
+"""Whether all rows look up the same entries of an embedding table follows from the traced model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.conformance.results import compare
+from tests.programs import engines
+from tests.programs.program import Program
 from tests.support.case import compiled
 from tests.support.data import tokens
 from tfdist.errors import UnsupportedModelError
@@ -55,9 +58,8 @@ def identity(tokens: Any) -> Any:
     return tokens
 
 
-def row_number(tokens: Any) -> Any:
-    """Returns another entry for each row, restarting on every replica."""
-    return ops.cumsum(ops.ones_like(tokens[:, :1]), axis=0) - 1
+def largest(tokens: Any) -> Any:
+    return ops.max(tokens, axis=0)
 
 
 @pytest.mark.parametrize(
@@ -68,21 +70,80 @@ def row_number(tokens: Any) -> Any:
         ([identity], False),
         ([identity, lambda tokens: tokens[:, ::-1]], False),
         ([lambda tokens: ops.broadcast_to(positions(tokens), ops.shape(tokens))], False),
-        ([row_number], False),
     ],
 )
 def test_classifies_lookups(indices: list[Indices], alike: bool) -> None:
     assert lookups(*indices).are_alike(0) == alike
 
 
-@pytest.mark.parametrize(
-    "indices", [[identity, positions], [lambda tokens: ops.max(tokens, axis=0)]]
-)
-def test_mixed_lookups_raise(indices: list[Indices]) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"lookups .*embeddings' depend on the rows"):
-        lookups(*indices).are_alike(0)
+@pytest.mark.parametrize("indices", [[identity, positions], [largest]])
+def test_mixed_lookups_need_full_batches(indices: list[Indices]) -> None:
+    found = lookups(*indices)
+    assert "embeddings' depend on the rows" in (found.full_batch_reason() or "")
+    with pytest.raises(UnsupportedModelError, match="Use one embedding for each kind of lookup"):
+        found.are_alike(0)
 
 
-def test_batch_of_one_row_raises() -> None:
-    with pytest.raises(UnsupportedModelError, match="batch of at least 2 rows"):
-        lookups(identity, rows=1).are_alike(0)
+class Retrieval(keras.Model):
+    """Scores all candidates of the batch for each query, in `compute_loss`."""
+
+    def __init__(self, is_shared: bool) -> None:
+        super().__init__()
+        self.queries = layers.Embedding(8, 2)
+        self.candidates = self.queries if is_shared else layers.Embedding(8, 2)
+
+    def build(self, shape: Any) -> None:
+        self.queries.build()
+        self.candidates.build()
+
+    def call(self, inputs: Any) -> Any:
+        return ops.mean(self.queries(inputs), axis=1)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        logits = ops.matmul(y_pred, ops.transpose(self.candidates(ops.cast(y[:, 0], "int32"))))
+        labels = ops.eye(ops.shape(y)[0], dtype=logits.dtype)
+        return ops.mean(keras.losses.categorical_crossentropy(labels, logits, from_logits=True))
+
+
+class WithSparse(keras.Model):
+    """Multiplies a sparse input by a matrix, and looks up integers that are all different."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.dense = layers.Embedding(20, 2), layers.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.table(inputs["ids"]) + self.dense(inputs["sparse"])
+
+
+def test_sparse_inputs_do_not_hide_lookups_of_rows() -> None:
+    sparse = tf.sparse.from_dense(tf.eye(8, 30))
+    x = {"ids": tf.range(8), "sparse": sparse}
+    model = WithSparse()
+    model(x)
+    found = Lookups(model, lambda: (x, tf.zeros([8, 2])))
+    assert [found.are_alike(place) for place in range(2)] == [False, False]
+    slices = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([1, 4, 1]), tf.constant([20, 2]))
+    of_batch = found.of_batch({0: slices, 1: slices})
+    assert [len(of_batch[place].indices) for place in range(2)] == [3, 2]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_lookups_of_compute_loss_train_as_on_one_device(is_shared: bool) -> None:
+    """One device has a slice for each lookup, which Adam distinguishes from their sum."""
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        return compiled(Retrieval(is_shared), keras.optimizers.Adam(0.1, epsilon=1e-2), loss=None)
+
+    program = Program("lookups", "lookups", build, DATA, epochs=1, only_fit=True)
+    found = engines.tfdist(program, "mirrored", 2)
+    differences = compare(found, engines.plain(program, eagerly=True), program)
+    assert not differences, "\n".join(map(str, differences))

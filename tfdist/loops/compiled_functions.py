@@ -170,7 +170,7 @@ class CompiledFunctions:
     def _step(self, data: DataHandler, training: bool, reason: str | None) -> Step:
         model, options = self._model, self._options
         reductions = ReductionInference(model, data.first_batch)
-        lookups = Lookups(model, data.first_batch)
+        lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
         state = ForwardState(model, reductions, lookups, options, self._strategy.writes_alone)
         if not training:
             return EvaluateStep(model, self._strategy, state, options, reason)
@@ -228,6 +228,12 @@ class FullBatchMode:
     def __init__(self, model: keras.Model, strategy: Strategy, accumulate: int) -> None:
         self._model, self._strategy, self._accumulate = model, strategy, accumulate
         self._reasons: dict[Loop, str | None] = {}
+        self._lookups: Lookups | None = None
+
+    def take_lookups(self) -> Lookups | None:
+        """Returns the lookups that the last decision used, once."""
+        lookups, self._lookups = self._lookups, None
+        return lookups
 
     def for_data(self, data: DataHandler, loop: Loop) -> str | None:
         """Returns why the model needs full batches, and sets `full_batches` of the data.
@@ -245,9 +251,14 @@ class FullBatchMode:
         training = loop == "train"
         if self._strategy.num_replicas * (self._accumulate if training else 1) == 1:
             return None
+        self._lookups = Lookups(self._model, data.first_batch) if training else None
         try:
             reason = full_batch_reason(
-                self._model, data.first_batch, training, predicts=loop == "predict"
+                self._model,
+                data.first_batch,
+                training,
+                predicts=loop == "predict",
+                lookups=self._lookups,
             )
         except DataError:
             if not data.own_rows:  # with a dataset per worker, other workers may have data

@@ -1,28 +1,28 @@
 """How replicas' `tf.IndexedSlices`, the gradients of embeddings, combine to those of the batch.
 
 One device has a slice for each lookup, even of the same row, and most optimizers distinguish
-several slices of a row from their sum. Which of the three kinds of `LookupKind` an embedding has is
-inferred once, from the numbers of slices for both halves of the first batch, and for all of it.
+several slices of a row from their sum. Which of the three kinds of `LookupKind` an embedding has
+follows from the static analysis (`row_analysis.py`) of the indices of its slices.
 """
 
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.strategies import batches
-from tfdist.upstream.keras_model import takes_training
+from tfdist.step.reductions import unknown_operations
+from tfdist.step.row_analysis import RowAnalysis
+from tfdist.step.row_by_row import has_only_row_by_row_layers
+from tfdist.step.row_dependence import Kind
+from tfdist.step.traced_forward import TracedForward
+from tfdist.upstream.keras_losses import overrides_compute_loss, total_loss
+from tfdist.upstream.keras_model import logits_of, takes_training
 from tfdist.upstream.keras_variables import each_piece
-
-#: Most rows of the first batch that are looked at.
-_MAX_ROWS = 64
 
 
 class LookupKind(enum.Enum):
@@ -30,12 +30,37 @@ class LookupKind(enum.Enum):
 
     #: The rows of the batch decide what is looked up: slices are concatenated.
     PER_ROW = "per row"
-    #: Every replica looks up the same rows (positions in a sequence, relative positions): one
-    #: device has these slices once, so their values are summed.
+    #: Every replica looks up the same rows (positions in a sequence, relative positions, or what
+    #: `compute_loss` looks up for the full batch): one device has these slices once, so their
+    #: values are summed.
     ALIKE = "alike"
     #: One device has each row once (a sparse input times a matrix): slices are concatenated, and
     #: those of the same row summed.
     UNIQUE = "unique"
+    #: Several of these, or unknown.
+    MIXED = "mixed"
+
+
+def kind_of_lookups(indices: tf.Tensor, analysis: RowAnalysis) -> LookupKind:
+    """Returns the kind of the lookups that a gradient has slices for.
+
+    Args:
+        indices: Indices of the gradient.
+        analysis: Analysis of their graph.
+    """
+    if analysis.of(indices).is_plain:
+        return LookupKind.ALIKE
+    while indices.op.type in ("Cast", "Identity", "Reshape"):  # the order does not matter
+        indices = indices.op.inputs[0]
+    if indices.op.type == "ConcatV2":  # of several lookups
+        kinds = {kind_of_lookups(part, analysis) for part in list(indices.op.inputs)[:-1]}
+        is_one = len(kinds) == 1 and LookupKind.UNIQUE not in kinds
+        return kinds.pop() if is_one else LookupKind.MIXED
+    if indices.op.type in ("Unique", "UniqueV2"):
+        return LookupKind.UNIQUE
+    value = analysis.of(indices)
+    is_of_rows = value.kind in (Kind.ROWS, Kind.SELECTED) and not value.power
+    return LookupKind.PER_ROW if is_of_rows else LookupKind.MIXED
 
 
 class Lookups:
@@ -43,15 +68,16 @@ class Lookups:
 
     Args:
         model: A built model.
-        first_batch: Returns the first global batch. Called outside of any graph, and only for a
-            model that has `tf.IndexedSlices` among its gradients.
+        first_batch: Returns the first global batch, for its shapes and dtypes. Called outside of
+            any graph, and only for a model that has `tf.IndexedSlices` among its gradients, or
+            that may mix different lookups.
     """
 
     def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
         self._model, self._first_batch = model, first_batch
-        self._indices: list[dict[int, tf.Tensor]] = []
-        self._has_sparse = False
         self._kinds: dict[int, LookupKind] = {}
+        self._reason: str | None = None
+        self._is_known = False
 
     def are_alike(self, place: int) -> bool:
         """Returns whether every replica looks up the same rows of an embedding.
@@ -60,59 +86,121 @@ class Lookups:
             place: Number of the embedding among the trainable variables.
 
         Raises:
-            UnsupportedModelError: Some of the rows are the same on every replica, others are not.
+            UnsupportedModelError: That differs between lookups, or is not known.
         """
-        if place not in self._kinds:
-            self._kinds[place] = self._find(place)
-        return self._kinds[place] is LookupKind.ALIKE
+        if not self._is_known:
+            self._find()
+        kind = self._kinds.get(place, LookupKind.MIXED)
+        if kind is not LookupKind.MIXED:
+            return kind is LookupKind.ALIKE
+        reason = self._reason or _reason(self._model.trainable_variables[place])
+        raise UnsupportedModelError(
+            f"Replicas cannot combine their gradients: {reason}. Use one embedding for each kind "
+            "of lookup, or keras.ops.one_hot and a matrix product, or one device."
+        )
+
+    def full_batch_reason(self) -> str | None:
+        """Returns why replicas cannot combine the lookups of their rows; None if they can."""
+        if not self._is_known:
+            self._find()
+        return self._reason
 
     def of_batch(self, gradients: dict[int, Any]) -> dict[int, Any]:
         """Returns gradients, by place, with one slice per row where one device has one."""
         unique = [i for i in gradients if self._kinds.get(i) is LookupKind.UNIQUE]
         return gradients | {i: each_piece(_summed_by_row, gradients[i]) for i in unique}
 
-    def _find(self, place: int) -> LookupKind:
-        if not self._indices:
-            # On no particular device: what a function returns there could not be read here.
-            with tf.init_scope(), tf.device(None):
-                x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
-                self._has_sparse = any(isinstance(t, tf.SparseTensor) for t in tf.nest.flatten(x))
-                looked_up = functools.partial(_looked_up, self._model, x)
-                of_rows = tf.function(looked_up, autograph=False)
-                self._indices = [of_rows(*map(tf.constant, part)) for part in _halves(x)]
-        if place in self._indices[-1]:
-            first, second, both = (np.asarray(found[place]) for found in self._indices)
-            is_union = len(set(both)) == len(both) and {*first, *second} == {*both}
-            # Two halves may have the same columns, or none in common, by chance.
-            if is_union and self._has_sparse:
-                return LookupKind.UNIQUE
-            if len(first) + len(second) == len(both):
-                return LookupKind.PER_ROW
-            if np.array_equal(first, both) and np.array_equal(second, both):
-                return LookupKind.ALIKE
-            if is_union:
-                return LookupKind.UNIQUE
-        table = self._model.trainable_variables[place].path
-        raise UnsupportedModelError(
-            f"Some lookups in the embedding {table!r} depend on the rows of the batch and others "
-            "are the same for every replica. Use one embedding for each of them, or "
-            "keras.ops.one_hot and a matrix product, or one device."
-        )
+    def _find(self) -> None:
+        self._is_known = True
+        tables = self._model.trainable_variables
+        with tf.init_scope():
+            batch = self._first_batch()
+            x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            has_sparse = any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(x))
+            if has_only_row_by_row_layers(self._model) and not has_sparse:
+                self._kinds = dict.fromkeys(range(len(tables)), LookupKind.PER_ROW)
+                return
+            try:
+                found = _Gradients(self._model, batch)
+            except ValueError as error:
+                self._reason = f"the lookups in embeddings are not known, because {error}"
+                return
+        self._kinds = found.kinds()
+        mixed = [i for i, kind in self._kinds.items() if kind is LookupKind.MIXED]
+        if mixed:
+            self._reason = _reason(tables[mixed[0]], found.analysis)
 
 
-def _halves(x: Any) -> list[tuple[int, int]]:
-    """Returns the rows of the first half of a batch, the second, and both: from and to.
+class _Gradients:
+    """The `tf.IndexedSlices` of a model's gradients, traced with any number of rows.
+
+    Attributes:
+        analysis: The analysis of the graph.
 
     Raises:
-        UnsupportedModelError: The batch has one row only.
+        ValueError: The model cannot be traced.
     """
-    half = min(int(batches.num_rows(x)), _MAX_ROWS) // 2
-    if half == 0:
-        raise UnsupportedModelError(
-            "A model with embeddings needs a first batch of at least 2 rows, from which tfdist "
-            "infers whether all rows look up the same entries. Use a larger batch_size."
-        )
-    return [(0, half), (half, 2 * half), (0, 2 * half)]
+
+    def __init__(self, model: keras.Model, batch: Any) -> None:
+        self._model = model
+        self._of_call: dict[int, tf.Tensor] = {}
+        self._of_loss: dict[int, tf.Tensor] = {}
+        batch = keras.utils.unpack_x_y_sample_weight(batch)
+        self._is_sparse = [isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(batch)]
+        self._traced = TracedForward(model, batch, training=True, compute=self._compute)
+        self.analysis = self._traced.analysis
+
+    def kinds(self) -> dict[int, LookupKind]:
+        """Returns the kind of the lookups in each embedding, by its place."""
+        found = {i: kind_of_lookups(each, self.analysis) for i, each in self._of_call.items()}
+        for place in self._of_loss:  # every replica computes the loss of the full batch
+            is_one = found.get(place, LookupKind.ALIKE) is LookupKind.ALIKE
+            found[place] = LookupKind.ALIKE if is_one else LookupKind.MIXED
+        return found
+
+    def _compute(self, batch: Any) -> None:
+        x, y, weight = self._with_sparse(batch)
+        model, tables = self._model, self._model.trainable_variables
+        values = [tf.identity(table) for table in tables]
+        with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
+            y_pred = model(x, training=True) if takes_training(model) else model(x)
+            outputs = [*tf.nest.flatten(y_pred), *scope.losses]
+            current = [scope.get_current_value(table) for table in tables]
+            self._of_call = _indices([t for t in outputs if t.dtype.is_floating], current)
+            if overrides_compute_loss(model):
+                loss = total_loss(model, scope.losses, (x, y, y_pred, weight), training=True)
+                logits = [logits_of(each) for each in outputs]
+                known = outputs + [each for each in logits if each is not None]
+                self._of_loss = _indices([loss], current, known)
+
+    def _with_sparse(self, batch: Any) -> Any:
+        """Returns a batch with sparse tensors in place of dense ones with the same values."""
+        leaves = [
+            tf.sparse.from_dense(leaf) if is_sparse else leaf
+            for leaf, is_sparse in zip(tf.nest.flatten(batch), self._is_sparse, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(batch, leaves)
+
+
+def _indices(
+    targets: list[tf.Tensor], tables: list[tf.Tensor], known: list[tf.Tensor] | None = None
+) -> dict[int, tf.Tensor]:
+    """Returns the indices of the slices in the gradients of tables, by their place.
+
+    Args:
+        targets: What is differentiated.
+        tables: Values of all trainable variables.
+        known: Tensors that the backward pass does not go through.
+    """
+    # `tf.gradients`, because tapes do not record in an init_scope.
+    gradients = tf.gradients(targets, tables, stop_gradients=known)
+    return {i: g.indices for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
+
+
+def _reason(table: keras.Variable, analysis: RowAnalysis | None = None) -> str:
+    if analysis is not None and analysis.unknown:
+        return f"what is looked up in {table.path!r} {unknown_operations(analysis)}"
+    return f"some lookups in {table.path!r} depend on the rows of the batch and others do not"
 
 
 def _summed_by_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -120,21 +208,3 @@ def _summed_by_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     rows, places = tf.unique(slices.indices)
     values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(rows))
     return tf.IndexedSlices(values, rows, slices.dense_shape)
-
-
-def _looked_up(
-    model: keras.Model, x: Any, begin: tf.Tensor, end: tf.Tensor
-) -> dict[int, tf.Tensor]:
-    """Returns the indices of all lookups in a forward pass, by the place of the embedding.
-
-    To be traced: TensorFlow then prunes everything else that the gradients need.
-    """
-    tables = model.trainable_variables
-    values = [tf.identity(table) for table in tables]
-    with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
-        rows = batches.take(x, begin, end)
-        outputs = model(rows, training=False) if takes_training(model) else model(rows)
-    # `tf.gradients`, because tapes do not record in an init_scope.
-    targets = [t for t in tf.nest.flatten(outputs) + scope.losses if t.dtype.is_floating]
-    gradients = enumerate(tf.gradients(targets, [scope.get_current_value(v) for v in tables]))
-    return {i: g.indices for i, g in gradients if isinstance(g, tf.IndexedSlices)}

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.step import batch_norm
+from tfdist.step.lookups import Lookups
 from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import NotReducibleError, unknown_operations
 from tfdist.step.row_by_row import has_only_row_by_row_layers
@@ -25,12 +26,20 @@ from tfdist.step.row_dependence import FREE, MIXED
 from tfdist.step.traced_forward import TracedForward, change_is_sum
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_model
+from tfdist.upstream.keras_losses import overrides_compute_loss
 
 logger = logging.getLogger(__name__)
 
+#: Operations that may look up rows of a weight.
+_LOOKUPS = {"Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"}
+
 
 def full_batch_reason(
-    model: keras.Model, first_batch: Callable[[], Any], training: bool, predicts: bool = False
+    model: keras.Model,
+    first_batch: Callable[[], Any],
+    training: bool,
+    predicts: bool = False,
+    lookups: Lookups | None = None,
 ) -> str | None:
     """Returns why a model needs full batches, with the name of the layer; None if it does not.
 
@@ -41,6 +50,7 @@ def full_batch_reason(
         training: Whether the model is called as in training.
         predicts: Whether replicas exchange nothing but outputs, so that a state which the call
             updates needs full batches.
+        lookups: Those of the model, in training.
     """
     if training and (found := _overwritten_weight(model)):
         return f"{found} is updated with the largest value of the full batch"
@@ -58,9 +68,12 @@ def full_batch_reason(
         reductions = ReductionInference(model, lambda: (x,))
         try:
             traced = reductions.traced(training)
-            return _outputs_reason(traced) or _states_reason(reductions, traced, model, predicts)
+            reason = _outputs_reason(traced) or _states_reason(reductions, traced, model, predicts)
         except NotReducibleError as error:
             return error.reason if _can_be_called(model, x, training) else None
+    if reason is None and lookups is not None and _may_look_up(traced, model):
+        return lookups.full_batch_reason()
+    return reason
 
 
 def _outputs_reason(traced: TracedForward) -> str | None:
@@ -71,6 +84,11 @@ def _outputs_reason(traced: TracedForward) -> str | None:
     name = "the model" if layer is None else f"{type(layer).__name__} {layer.name!r}"
     mixes = "mixes the rows of a batch" if found is MIXED else unknown_operations(traced.analysis)
     return f"{name} {mixes}"
+
+
+def _may_look_up(traced: TracedForward, model: keras.Model) -> bool:
+    """Returns whether the gradients of a model may have slices for lookups of different kinds."""
+    return overrides_compute_loss(model) or bool(traced.operations & _LOOKUPS)
 
 
 def _overwritten_weight(model: keras.Model) -> str | None:

@@ -28,7 +28,7 @@ from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import flatten_layers, takes_training
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.tensorflow_graphs import free_with
+from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 
 
 class TracedCall(NamedTuple):
@@ -58,6 +58,7 @@ class TracedForward:
         losses: Added losses, in the order in which layers add them.
         changed: Variables that were assigned to, with their values before and after.
         calls: The calls of all layers in the order in which they returned.
+        operations: Types of all operations.
 
     Raises:
         ValueError: The batch has ragged tensors, or the model cannot be traced.
@@ -99,6 +100,7 @@ class TracedForward:
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ValueError(f"it cannot be traced with any number of rows ({line})") from error
         free_with(self._function, [graph])
+        self.operations = kinds_of(graph)
         kinds = [rows() if has else FREE for has in self._has_rows]
         self.analysis = RowAnalysis([*zip(self._inputs, kinds, strict=True), *known])
         for call in self.calls:

@@ -18,6 +18,7 @@ from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
 from tfdist.step.custom_step.trial import StepFn, flat_logs
+from tfdist.step.lookups import LookupKind, kind_of_lookups
 from tfdist.step.reductions import (
     NotReducibleError,
     Reduction,
@@ -105,11 +106,12 @@ class TracedStep:
         """
         found = set()
         for place, indices in self._run.indices[number].items():
-            value = self._analysis.of(indices)
-            if value.is_plain:
+            kind = kind_of_lookups(indices, self._analysis)
+            if kind is LookupKind.ALIKE:
                 found.add(place)
-            elif not value.is_row_wise:
+            elif kind is not LookupKind.PER_ROW:
                 what = f"the lookup of its gradient number {number}"
+                value = worst([self._analysis.of(indices)]) or MIXED
                 raise not_reducible(what, self._analysis, value)
         return frozenset(found)
 

@@ -29,7 +29,7 @@ Abs Acos Acosh AsString Asin Asinh Atan Atan2 Atanh Betainc BitwiseAnd BitwiseOr
 Bucketize Ceil CheckNumerics ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu EluGrad Equal Erf
 Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Imag Inv InvGrad
 Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
-LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Ndtri NotEqual Polygamma Pow Reciprocal
+LogicalAnd LogicalNot LogicalOr Mod Ndtri NotEqual Polygamma Pow Reciprocal
 ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6 Relu6Grad ReluGrad RightShift Rint Round
 Rsqrt RsqrtGrad Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign
 SoftsignGrad Sqrt SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace
@@ -51,6 +51,12 @@ def elementwise_rule(op: Any, values: Values) -> Dependence:
 def _added(op: Any, values: Values) -> Dependence:
     found = row_dependence.added(op.inputs, values, op.outputs[0])
     return without_factor(found) if op.type == "Sub" else found
+
+
+def _extreme(op: Any, values: Values) -> Dependence:
+    """`Maximum` and `Minimum`, also of two equal sizes."""
+    is_size = values[0].kind is Kind.FREE and values[0].factor is not None
+    return values[0] if is_size and values[0] == values[1] else elementwise_rule(op, values)
 
 
 def _negated(op: Any, values: Values) -> Dependence:
@@ -138,6 +144,7 @@ def _rules() -> dict[str, Rule]:
     found: dict[str, Rule] = dict.fromkeys(_ELEMENTWISE.split(), elementwise_rule)
     found |= dict.fromkeys(_LINEAR.split(), _same)
     found |= dict.fromkeys(["Add", "AddV2", "AddN", "Sub"], _added)
+    found |= dict.fromkeys(["Maximum", "Minimum"], _extreme)
     found |= dict.fromkeys(["Mul", "MulNoNan"], _multiplied)
     found |= dict.fromkeys(["RealDiv", "Div", "DivNoNan"], _divided)
     found |= dict.fromkeys(["Select", "SelectV2"], _select)
