@@ -114,12 +114,12 @@ class Lookups:
         self._is_known = True
         tables = self._model.trainable_variables
         with tf.init_scope():
-            batch = self._first_batch()
-            x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            x, y, weight = keras.utils.unpack_x_y_sample_weight(self._first_batch())
             has_sparse = any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(x))
             if has_only_row_by_row_layers(self._model) and not has_sparse:
                 self._kinds = dict.fromkeys(range(len(tables)), LookupKind.PER_ROW)
                 return
+            batch = (x, y, weight) if overrides_compute_loss(self._model) else (x, None, None)
             try:
                 found = _Gradients(self._model, batch)
             except ValueError as error:
@@ -134,6 +134,10 @@ class Lookups:
 class _Gradients:
     """The `tf.IndexedSlices` of a model's gradients, traced with any number of rows.
 
+    Args:
+        model: A built model.
+        batch: Inputs, and for an overridden `compute_loss` labels and weights; or None.
+
     Attributes:
         analysis: The analysis of the graph.
 
@@ -145,7 +149,6 @@ class _Gradients:
         self._model = model
         self._of_call: dict[int, tf.Tensor] = {}
         self._of_loss: dict[int, tf.Tensor] = {}
-        batch = keras.utils.unpack_x_y_sample_weight(batch)
         self._is_sparse = [isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(batch)]
         self._traced = TracedForward(model, batch, training=True, compute=self._compute)
         self.analysis = self._traced.analysis

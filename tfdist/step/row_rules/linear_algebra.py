@@ -94,9 +94,20 @@ def _product(op: Any, values: Values) -> Dependence:
 
 def _einsum(op: Any, values: Values) -> Dependence:
     given, out = op.get_attr("equation").decode().replace(" ", "").split("->")
+    parts = given.split(",")
     if "." in given:
-        return _einsum_of(op, values, None, "")
-    return _einsum_of(op, values, [list(part) for part in given.split(",")], out)
+        # Each factor has the last ones of the axes that the dots stand for.
+        ranks = [tensor.shape.rank for tensor in op.inputs]
+        if None in ranks:
+            return _einsum_of(op, values, None, "")
+        numbers = [rank - len(p.replace("...", "")) for rank, p in zip(ranks, parts, strict=True)]
+        dots = "0123456789"[: max(numbers)]
+        parts = [
+            part.replace("...", dots[len(dots) - number :])
+            for part, number in zip(parts, numbers, strict=True)
+        ]
+        out = out.replace("...", dots)
+    return _einsum_of(op, values, [list(part) for part in parts], out)
 
 
 def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str) -> Dependence:
