@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +20,21 @@ import tensorflow as tf
 
 import tfdist
 from benchmarks.remote_pipeline import LAYERS, ROWS
+from benchmarks.waiting_layers import Hold, WaitingLayer
 from tfdist.plan.step_profile import StepTimes
 
 _COUNTERS = Path("/sys/class/net/wire/statistics")
 
 
-class Sleeps(keras.layers.Layer):
-    """Multiplies by a weight and waits where it is computed; twice as long in the backward pass.
+class Sleeps(WaitingLayer):
+    """Waits where it is computed.
 
     The wait is that of a data set, because Python functions do not run on a device server.
-
-    Args:
-        row_ms: Milliseconds for each row of the forward pass.
     """
 
-    def __init__(self, row_ms: float, **options: Any) -> None:
-        super().__init__(**options)
-        self.row_ms = row_ms
-
-    def build(self, shape: Any) -> None:
-        self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns a tensor of the shape of `inputs`, [rows, features]."""
-
-        @tf.custom_gradient
-        def held(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            def back(gradient: tf.Tensor) -> tf.Tensor:
-                return _hold(gradient, 2 * self.row_ms)
-
-            return _hold(values, self.row_ms), back
-
-        return held(inputs * self.weight)
-
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        return input_shape
+    def holder(self, inputs: tf.Tensor) -> Hold:
+        del inputs
+        return _hold
 
 
 def _hold(values: tf.Tensor, row_ms: float) -> tf.Tensor:

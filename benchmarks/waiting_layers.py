@@ -6,6 +6,7 @@ A device runs operations one after the other, like a stream of a GPU.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ import tensorflow as tf
 
 #: Threads for TensorFlow's operations: each operation that waits occupies one.
 NUM_THREADS = 32
+
+Hold = Callable[[tf.Tensor, float], tf.Tensor]
 
 
 class _Stream:
@@ -39,8 +42,8 @@ class _Stream:
 _streams: dict[str, _Stream] = collections.defaultdict(_Stream)
 
 
-class Waits(keras.layers.Layer):
-    """Multiplies by a weight and occupies its device; twice as long in the backward pass.
+class WaitingLayer(keras.layers.Layer):
+    """Multiplies by a weight and waits; twice as long in the backward pass.
 
     Args:
         row_ms: Milliseconds for each row of the forward pass.
@@ -55,19 +58,28 @@ class Waits(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the shape of `inputs`, [rows, features]."""
-        stream = _streams[tf.identity(inputs).device]
+        hold = self.holder(inputs)
 
         @tf.custom_gradient
         def held(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            def back(gradient: tf.Tensor) -> tf.Tensor:
-                return _hold(stream, gradient, 2 * self.row_ms)
-
-            return _hold(stream, values, self.row_ms), back
+            return hold(values, self.row_ms), lambda gradient: hold(gradient, 2 * self.row_ms)
 
         return held(inputs * self.weight)
 
+    def holder(self, inputs: tf.Tensor) -> Hold:
+        """Returns a function that returns its values after some milliseconds for each row."""
+        raise NotImplementedError
+
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
+
+
+class Waits(WaitingLayer):
+    """Occupies its device."""
+
+    def holder(self, inputs: tf.Tensor) -> Hold:
+        stream = _streams[tf.identity(inputs).device]
+        return functools.partial(_hold, stream)
 
 
 def _hold(stream: _Stream, values: tf.Tensor, row_ms: float) -> tf.Tensor:

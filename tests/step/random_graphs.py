@@ -225,9 +225,33 @@ def _controlled(pool: Pool) -> tf.Tensor:
     return pool.draw.choice(functions)()
 
 
+def _gradient(pool: Pool) -> tf.Tensor:
+    found = tf.gradients(pool.one(), pool.one())[0]
+    if found is None:
+        raise ValueError("the one does not depend on the other")
+    return tf.convert_to_tensor(found)
+
+
+def _of_images(pool: Pool) -> tf.Tensor:
+    series, image = pool.one(rank=3), pool.one(rank=3)[..., None]
+    functions = [
+        lambda: tf.nn.conv1d(series, tf.ones([2, series.shape[-1], 2], tf.float64), 1, "SAME"),
+        lambda: tf.nn.avg_pool1d(series, 2, 1, "SAME"),
+        lambda: tf.nn.max_pool2d(image, 2, 1, "SAME"),
+        lambda: tf.image.adjust_contrast(pool.one(rank=3), 2.0),
+        lambda: tf.image.resize(image, [3, 2]),
+        lambda: tf.image.resize(image, [pool.number(), 2]),
+        lambda: tf.nn.bias_add(series, tf.ones([series.shape[-1]], tf.float64)),
+        lambda: tf.linalg.diag_part(series),
+        lambda: tf.linalg.matrix_transpose(series),
+    ]
+    return pool.draw.choice(functions)()
+
+
 OPERATIONS: list[tuple[Callable[[Pool], tf.Tensor], int]] = [
     (_elementwise, 3), (_of_two, 5), (_reduced, 6), (_along_axis, 4), (_sliced, 4), (_shaped, 4),
     (_integers, 3), (_from_integers, 2), (_selected, 2), (_product, 3), (_controlled, 2),
+    (_gradient, 2), (_of_images, 2),
 ]  # fmt: skip
 
 
