@@ -16,7 +16,7 @@ from tests.support import ROOT
 from tfdist import strategies
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
-from tfdist.run import datasets, folder, from_config
+from tfdist.run import datasets, from_config, provenance
 
 RECIPE = """
 import keras, tensorflow as tf
@@ -104,9 +104,9 @@ def test_git_state_reports_changes(tmp_path: Path) -> None:
     git("init", "-b", "trunk")
     git("add", ".")
     git("commit", "-m", "first")
-    state = folder.git_state(tmp_path)
+    state = provenance.git_state(tmp_path)
     assert state
     assert (len(state["commit"]), state["branch"], state["changed"]) == (40, "trunk", False)
     (tmp_path / "a.py").write_text("pass")
-    assert folder.git_state(tmp_path) == state | {"changed": True}
-    assert folder.git_state(tmp_path / "not there") is None
+    assert provenance.git_state(tmp_path) == state | {"changed": True}
+    assert provenance.git_state(tmp_path / "not there") is None

@@ -15,7 +15,7 @@ from tfdist import train
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run import folder
+from tfdist.run import disk_space
 from tfdist.run.folder import RunFolder
 
 
@@ -28,12 +28,12 @@ def model() -> keras.Model:
 
 def test_failed_save_keeps_the_previous_model(tmp_path: Path, model: keras.Model) -> None:
     path = tmp_path / "model.keras"
-    assert folder.save_model(model, path) == (path, None)
+    assert disk_space.save_model(model, path) == (path, None)
     rows = np.ones((4, 3), "float32")
     np.testing.assert_array_equal(keras.saving.load_model(path)(rows), model(rows))
     before = path.read_bytes()
     with pytest.raises(OSError, match="disk full"):
-        folder.save_model(Unsaveable(), path)
+        disk_space.save_model(Unsaveable(), path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
@@ -61,7 +61,7 @@ def test_full_disk_raises_before_training(
 
 
 def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
-    folder.probe_space(tmp_path, model)
+    disk_space.probe_space(tmp_path, model)
     assert not list(tmp_path.iterdir())
 
 
@@ -75,7 +75,7 @@ def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
     ],
 )
 def test_recognizes_errors_of_a_full_disk(error: Exception, is_full: bool) -> None:
-    assert bool(folder.full_disk_message(error)) == is_full
+    assert bool(disk_space.full_disk_message(error)) == is_full
 
 
 def test_model_is_saved_elsewhere_if_the_disk_is_full(

@@ -16,41 +16,29 @@ A folder in an object store has the same files. They are written to a local fold
 
 from __future__ import annotations
 
-import errno
 import json
-import math
-import os
-import platform
 import shutil
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from pipelines import storage
-from tfdist.checkpoint.manifest import versions
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
-from tfdist.remote import connection
-
-if TYPE_CHECKING:
-    from tfdist.strategies import Strategy
+from tfdist.run.disk_space import probe_space
+from tfdist.run.provenance import software
 
 #: Names within a run folder.
 CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
 
 _METRICS = ("metrics.jsonl", "metrics.csv")
-_OTHER_BYTES = 2**20  # of metrics, curves and TensorBoard's events
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_GIT_SECONDS = 10.0
 
 #: Fields that may differ when a run is resumed, because they do not change the results.
 _MAY_DIFFER = (
@@ -270,7 +258,7 @@ class RunFolder:
         self._prepare(config.resume)
         comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
         self._write(CONFIG, comments + config.to_yaml())
-        self._write(VERSIONS, json.dumps({**_software(), **comes_from}, indent=2) + "\n")
+        self._write(VERSIONS, json.dumps({**software(), **comes_from}, indent=2) + "\n")
         probe_space(self.path, model)
 
     def _has_model(self) -> bool:
@@ -304,121 +292,6 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         with replacing(self.path / name) as path:
             path.write_text(text)
-
-
-def probe_space(path: Path, model: Any) -> None:
-    """Checks that a folder's disk has enough space for a run, by allocating it temporarily.
-
-    Args:
-        path: The folder.
-        model: The compiled `keras.Model` that will be saved there with its optimizer.
-
-    Raises:
-        OSError: There is not enough space, or no permission.
-    """
-    import tensorflow as tf
-
-    variables = [*model.variables, *model.optimizer.variables]
-    sizes = (math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
-    with replacing(path / "probe") as file, file.open("wb") as opened:
-        os.posix_fallocate(opened.fileno(), 0, sum(sizes) + _OTHER_BYTES)
-    (path / "probe").unlink()
-
-
-def full_disk_message(error: Exception) -> str:
-    """Returns an error's message about a full disk or an exceeded quota; empty for other errors."""
-    return next((os.strerror(number) for number in _FULL if os.strerror(number) in str(error)), "")
-
-
-def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
-    """Saves a Keras model, in another folder if the disk is full.
-
-    Args:
-        model: A `keras.Model`.
-        path: The file to write.
-
-    Returns:
-        The file that was written, and the error if it is not `path`.
-
-    Raises:
-        Exception: The error of saving to `path`, if the model cannot be saved anywhere.
-    """
-    try:
-        with replacing(path) as file:
-            model.save(file)
-    except Exception as error:  # the system, h5py and zipfile raise different errors
-        for place in (Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path("/dev/shm")):
-            try:
-                elsewhere = Path(tempfile.mkdtemp(prefix="tfdist-", dir=place)) / path.name
-                with replacing(elsewhere) as file:
-                    model.save(file)
-            except Exception:
-                continue
-            return elsewhere, error
-        raise
-    return path, None
-
-
-def provenance(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str, Any]:
-    """Returns the information, besides the software, to reproduce a run.
-
-    Args:
-        config: Configuration of the run.
-        strategy: Strategy of the run.
-        recipe: The module of the recipe.
-    """
-    sources = {"tfdist": sys.modules["tfdist"], "recipe": recipe}
-    return {
-        "seed": config.seed,
-        "deterministic": config.deterministic,
-        "strategy": strategy.name,
-        "devices": [*map(connection.short, strategy.devices)],
-        "workers": strategy.num_workers,
-        "replicas": strategy.num_replicas,
-        "git": {name: git_state(_folder_of(module)) for name, module in sources.items()},
-    }
-
-
-def git_state(folder: Path | None) -> dict[str, Any] | None:
-    """Returns commit and branch of a folder's sources, and whether files have changed since.
-
-    Returns None if the folder is in no repository, or git is not installed.
-    """
-    if folder is None:
-        return None
-    try:
-        commit = _git(folder, "rev-parse", "HEAD")
-        branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ".")
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "branch": branch, "changed": bool(changed)}
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *words],
-        capture_output=True,
-        text=True,
-        timeout=_GIT_SECONDS,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
-def _folder_of(module: Any) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file).parent if file else None
-
-
-def _software() -> dict[str, Any]:
-    """Returns versions, the machine, and how and when the command was called."""
-    return {
-        **versions(),
-        "machine": platform.platform(),
-        "command": sys.argv,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-    }
 
 
 def _to_resume(config: TrainConfig) -> Path | None:

@@ -26,8 +26,10 @@ from tfdist.errors import ConfigurationError, Preempted
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
 from tfdist.run import from_config, loggers, memory, recipe, reports, saved_model
+from tfdist.run.disk_space import full_disk_message, save_model
 from tfdist.run.effect import Watched, check_spread
-from tfdist.run.folder import RunFolder, full_disk_message, provenance, save_model
+from tfdist.run.folder import RunFolder
+from tfdist.run.provenance import provenance
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
