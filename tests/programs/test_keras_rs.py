@@ -76,6 +76,22 @@ class InBatchNegatives(keras.Model):
         self.candidate.build((None, ITEMS))
 
 
+class TwoFeatures(layers.Layer):
+    """Looks up two features of a row in one table of a `DistributedEmbedding`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        of = keras_rs.layers
+        table = of.TableConfig("table", 6, 3, optimizer="adam", placement="default_device")
+        features = {name: of.FeatureConfig(name, table, (None, 2), (None, 3)) for name in "ab"}
+        self.embedding = of.DistributedEmbedding(features)
+
+    def call(self, x: Any) -> Any:
+        indices = ops.cast(ops.abs(x) * 3, "int32") % 6
+        found = self.embedding({"a": indices[:, :2], "b": indices[:, 2:]})
+        return ops.concatenate([found["a"], found["b"]], axis=-1)
+
+
 def _negatives(layer: Any, arguments: Callable[[Any, Any], dict[str, Any]]) -> keras.Model:
     return compiled(InBatchNegatives(layer, arguments))
 
@@ -94,6 +110,13 @@ LAYERS: dict[str, Callable[[], keras.Model]] = {
                 layers.Dense(ITEMS),
             ]
         )
+    ),
+    "DistributedEmbedding": lambda: compiled(
+        keras.Sequential([keras.Input((4,)), TwoFeatures(), layers.Dense(ITEMS)])
+    ),
+    "BruteForceRetrieval": lambda: _with_layer(
+        lambda: keras_rs.layers.BruteForceRetrieval(normal(4, seed=6)[:ITEMS], k=3),
+        lambda retrieval, x: retrieval(x)[0],
     ),
     "SamplingProbabilityCorrection": lambda: _negatives(
         keras_rs.layers.SamplingProbabilityCorrection(),
