@@ -48,19 +48,20 @@ def kind_of_lookups(indices: tf.Tensor, analysis: RowAnalysis) -> LookupKind:
         indices: Indices of the gradient.
         analysis: Analysis of their graph.
     """
-    if analysis.of(indices).is_plain:
+    value = analysis.of(indices)
+    if value.is_plain:
         return LookupKind.ALIKE
-    while indices.op.type in ("Cast", "Identity", "Reshape"):  # the order does not matter
-        indices = indices.op.inputs[0]
+    if value.kind in (Kind.ROWS, Kind.SELECTED) and not value.power:
+        return LookupKind.PER_ROW
+    if indices.op.type in ("Cast", "Identity", "Reshape"):  # the order does not matter
+        return kind_of_lookups(indices.op.inputs[0], analysis)
+    if indices.op.type in ("Unique", "UniqueV2"):
+        is_mixed = analysis.of(indices.op.inputs[0]).kind is Kind.MIXED
+        return LookupKind.MIXED if is_mixed else LookupKind.UNIQUE
     if indices.op.type == "ConcatV2":  # of several lookups
         kinds = {kind_of_lookups(part, analysis) for part in list(indices.op.inputs)[:-1]}
-        is_one = len(kinds) == 1 and LookupKind.UNIQUE not in kinds
-        return kinds.pop() if is_one else LookupKind.MIXED
-    if indices.op.type in ("Unique", "UniqueV2"):
-        return LookupKind.UNIQUE
-    value = analysis.of(indices)
-    is_of_rows = value.kind in (Kind.ROWS, Kind.SELECTED) and not value.power
-    return LookupKind.PER_ROW if is_of_rows else LookupKind.MIXED
+        return kinds.pop() if kinds == {LookupKind.PER_ROW} else LookupKind.MIXED
+    return LookupKind.MIXED
 
 
 class Lookups:
