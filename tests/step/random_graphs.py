@@ -196,6 +196,9 @@ def _product(pool: Pool) -> tf.Tensor:
         lambda: tf.einsum("ab,cb->ac", a, b),
         lambda: tf.einsum("ab,ab->a", a, b),
         lambda: tf.einsum("ab->b", a),
+        lambda: tf.einsum("...b,b->...", a, pool.one(rank=1)),
+        lambda: tf.einsum("...b,...b->...", a, b),
+        lambda: tf.einsum("...ab,cb->...ac", a, b),
         lambda: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(a), b),
         lambda: tf.nn.l2_loss(a),
     ]
