@@ -294,7 +294,7 @@ def _graph(seed: str) -> tuple[list[tf.Tensor], RowAnalysis, Any]:
         while len(pool.tensors) < 6 + _NUM_OPERATIONS:
             try:
                 made = pool.draw.choices(functions, chances)[0](pool)
-            except (ValueError, TypeError, IndexError):
+            except (ValueError, TypeError, LookupError):
                 continue  # operands that do not fit
             if made.shape.rank is not None:
                 pool.tensors.append(made)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.step import row_dependence
 from tfdist.step.row_dependence import (
@@ -188,43 +189,46 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         return value if parts and parts[0].factor == -1 else UNKNOWN
     if value.kind is not Kind.ROWS:
         return value if values[1].is_plain else worst(values) or UNKNOWN
-    if value.axis or not parts:
+    if not parts or inputs.shape.rank is None or {*inputs.shape[: value.axis]} - {1}:
         return UNKNOWN  # the entries of a row are not beside each other
-    if value.parts not in ((), DRAWN) and _block(inputs, out, value) != value.factor:
+    entry, value = inputs.shape[value.axis + 1 :], replace(value, axis=0)
+    if value.parts not in ((), DRAWN) and _block(entry, out, value) != value.factor:
         return UNKNOWN
     if parts[0].power == 1 and not any(part.power for part in parts[1:]):
-        block = parts[0].factor or _block(inputs, out, value)
-        return replace(value, factor=block)
+        return replace(value, factor=parts[0].factor or _block(entry, out, value))
     if parts[0].power or parts[0].factor != -1:
         is_fixed = not parts[0].power and (parts[0].factor or 0) > 1
         return MIXED if is_fixed else UNKNOWN  # rows in a fixed number of groups
     if any(part.power for part in parts[1:]):
         return UNKNOWN
-    block = _block(inputs, out, value)
-    if block is None and (inputs.shape[1:] == out.shape[1:]) and out.shape[1:].is_fully_defined():
+    block = _block(entry, out, value)
+    if block is None and entry == out.shape[1:] and entry.is_fully_defined():
         block = value.factor
-    if block is None and not _suffix_divides(inputs, out):
+    if block is None and not _suffix_divides(entry, out):
         return UNKNOWN
     return replace(value, factor=block)
 
 
-def _block(inputs: Any, out: Any, value: Dependence) -> int | None:
-    """Returns how many leading entries of a reshaped tensor a row has, if that is known."""
-    if value.factor is None or not inputs.shape[1:].is_fully_defined():
+def _block(entry: tf.TensorShape, out: Any, value: Dependence) -> int | None:
+    """Returns how many leading entries of a reshaped tensor a row has, if that is known.
+
+    Args:
+        entry: Shape of the entries before.
+        out: The reshaped tensor.
+        value: Class of the tensor before.
+    """
+    if value.factor is None or not (entry.is_fully_defined() and out.shape[1:].is_fully_defined()):
         return None
-    if not out.shape[1:].is_fully_defined():
-        return None
-    per_row, per_entry = (math.prod(t.shape[1:]) for t in (inputs, out))
-    per_row *= value.factor
+    per_row, per_entry = math.prod(entry) * value.factor, math.prod(out.shape[1:])
     return per_row // per_entry if per_entry and per_row % per_entry == 0 else None
 
 
-def _suffix_divides(inputs: Any, out: Any) -> bool:
-    """Returns whether the last axes of a tensor, which are known, make up an entry of another."""
+def _suffix_divides(entry: tf.TensorShape, out: Any) -> bool:
+    """Returns whether the last axes of an entry, which are known, make up those of a tensor."""
     if not out.shape[1:].is_fully_defined():
         return False
     row_size, found = math.prod(out.shape[1:]), 1
-    for length in reversed(inputs.shape[1:].as_list()):
+    for length in reversed(entry.as_list()):
         if length is None:
             break
         found *= length
