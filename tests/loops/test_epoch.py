@@ -71,7 +71,7 @@ def run(
         return LoopResult(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
     feed = DataHandler(OneDevice(), X, y=Y, batch_size=5, **options)
-    per_call = StepsPerCall(steps_per_call, build(), [])
+    per_call = StepsPerCall(steps_per_call, build())
     assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
     return step_counts
 

@@ -55,7 +55,7 @@ def calls(
 
 def test_calls_grow_to_their_target_duration(model: keras.Model, clock: list[float]) -> None:
     fitting = int(TARGET_SECONDS / 0.001)
-    found = calls(StepsPerCall("auto", model, []), clock, 0.001, 6)
+    found = calls(StepsPerCall("auto", model), clock, 0.001, 6)
     assert found[:2] == [1, 1]  # the first call compiles and is not measured
     assert found[2:4] == [8, 64]  # growth is limited, in case a step was fast by chance
     assert found[-1] == pytest.approx(fitting, abs=1)
@@ -65,24 +65,24 @@ def test_next_pass_starts_with_the_last_number_of_steps(
     model: keras.Model, clock: list[float]
 ) -> None:
     recorded: list[int] = []
-    pacing = StepsPerCall("auto", model, [], note=recorded.append)
+    pacing = StepsPerCall("auto", model, note=recorded.append)
     calls(pacing, clock, 0.001, 4)
     pacing.end_pass()
-    pacing = StepsPerCall("auto", model, [], known=recorded[-1])
+    pacing = StepsPerCall("auto", model, known=recorded[-1])
     assert calls(pacing, clock, 0.002, 2) == [recorded[-1], int(TARGET_SECONDS / 0.002)]
 
 
 def test_one_slow_step_per_call(model: keras.Model, clock: list[float]) -> None:
-    assert calls(StepsPerCall("auto", model, []), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
+    assert calls(StepsPerCall("auto", model), clock, 10 * TARGET_SECONDS, 4) == [1] * 4
 
 
 @pytest.mark.parametrize("number", [1, 5])
 def test_fixed_number_of_steps_is_kept(number: int, model: keras.Model, clock: list[float]) -> None:
-    assert calls(StepsPerCall(number, model, []), clock, 1e-3, 4) == [number] * 4
+    assert calls(StepsPerCall(number, model), clock, 1e-3, 4) == [number] * 4
 
 
 def test_steps_per_execution_is_kept(clock: list[float]) -> None:
-    pacing = StepsPerCall("auto", build(steps_per_execution=3), [OnBatch()])
+    pacing = StepsPerCall("auto", build(steps_per_execution=3), every_batch=True)
     assert calls(pacing, clock, 1e-3, 3) == [3] * 3
     assert pacing.last_step(3, num_steps_made=1) == 5  # as Keras passes to callbacks
 
@@ -90,7 +90,7 @@ def test_steps_per_execution_is_kept(clock: list[float]) -> None:
 @pytest.mark.parametrize("number", [0, -1, "fast", 1.5])
 def test_invalid_number_raises(number: Any, model: keras.Model) -> None:
     with pytest.raises(ConfigurationError, match="expected 'auto' or an integer of at least 1"):
-        StepsPerCall(number, model, [])
+        StepsPerCall(number, model)
 
 
 class OnBatch(kc.Callback):

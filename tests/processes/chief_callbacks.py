@@ -36,6 +36,16 @@ class ChangesWeights(kc.Callback):
             self.model.set_weights([w + 1 for w in self.model.get_weights()])
 
 
+class CountsBatches(kc.Callback):
+    """Counts the batches that it is called for, on the chief."""
+
+    chief_only = True
+    count = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count += 1
+
+
 def writes_and_restores(strategy: Strategy) -> dict[str, Any]:
     """Returns the files, epochs and weights of a training run and of one that resumes it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -77,6 +87,14 @@ def change_within_an_epoch_raises(strategy: Strategy) -> str:
     return "no error"
 
 
+def sees_every_batch(strategy: Strategy) -> np.ndarray:
+    """Returns the batches by rank that callbacks saw; an earlier `fit` had many steps per call."""
+    trainer, counter = Trainer(_build, strategy), CountsBatches()
+    for callbacks in ([], [counter]):
+        trainer.fit(**FIT, epochs=3, callbacks=callbacks)
+    return strategy.gather([counter.count])
+
+
 def plain(epochs: int) -> np.ndarray:
     """Returns the weights that plain Keras trains on one device."""
     model = _build()
@@ -92,4 +110,4 @@ def _weights(model: keras.Model) -> np.ndarray:
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
-SCENARIOS = [writes_and_restores, change_within_an_epoch_raises]
+SCENARIOS = [writes_and_restores, change_within_an_epoch_raises, sees_every_batch]

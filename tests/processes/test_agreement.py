@@ -130,6 +130,10 @@ def test_chief_changing_the_model_within_an_epoch_raises(outcomes: Outcomes) -> 
     assert "set chief_only = False" in error
 
 
+def test_chief_callback_sees_every_batch(outcomes: Outcomes) -> None:
+    np.testing.assert_array_equal(outcomes["sees_every_batch"], [[9], [0]])
+
+
 def test_training_interrupted_on_one_rank_resumes(outcomes: Outcomes) -> None:
     found = outcomes["stops_and_resumes"]
     np.testing.assert_array_equal(found["interrupted"], [[1], [1]])

@@ -240,11 +240,16 @@ class OuterLoop:
             callbacks: The callbacks of the loop.
             data: The data of the loop.
         """
-        # Rank 0 decides, because the data may be the same object as before only on some workers.
-        known = int(self.strategy.gather([self.cache.known(loop, data)])[0, 0])
-        note = functools.partial(self.cache.note, loop, data)
-        options = self.steps_per_call, self.model, callbacks.callbacks, loop
-        return StepsPerCall(*options, known=known, note=note)
+        every_batch = any(wants_every_batch(c, loop) for c in callbacks.callbacks)
+        all_workers = self.strategy.gather([self.cache.known(loop, data), every_batch])
+        return StepsPerCall(
+            self.steps_per_call,
+            self.model,
+            every_batch=bool(all_workers[:, 1].any()),
+            # Rank 0 decides: the data may be the same object as before only on some workers.
+            known=int(all_workers[0, 0]),
+            note=functools.partial(self.cache.note, loop, data),
+        )
 
     def observers(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping
 from typing import Any
 
 import keras
@@ -22,16 +22,16 @@ class StepsPerCall:
     """Chooses the number of steps of each call.
 
     Args:
-        steps_per_call: A number, or `"auto"`: one step per call if a callback needs every batch,
-            otherwise calls of about `TARGET_SECONDS`.
+        steps_per_call: A number, or `"auto"`: one step per call with `every_batch`, otherwise calls
+            of about `TARGET_SECONDS`.
         model: Its `steps_per_execution`, if above 1, has the same effect as in Keras.
-        callbacks: The callbacks of the loop.
-        loop: Keras's name of the loop: `"train"`, `"test"` or `"predict"`.
+        every_batch: Whether a callback of any worker must be called after every batch.
         known: Number of steps that took about `TARGET_SECONDS` in an earlier pass; 0 if unknown.
         note: Called with that number at the end of each pass over the data.
 
     Attributes:
         num_steps: Number of steps of the next call.
+        one_by_one: Whether every call makes one step.
         at_once: `steps_per_execution`. Keras rounds `steps_per_epoch` up to a multiple of it.
 
     Raises:
@@ -42,8 +42,7 @@ class StepsPerCall:
         self,
         steps_per_call: int | str,
         model: keras.Model,
-        callbacks: Sequence[keras.callbacks.Callback],
-        loop: str = "train",
+        every_batch: bool = False,
         known: int = 0,
         note: Callable[[int], None] | None = None,
     ) -> None:
@@ -58,8 +57,9 @@ class StepsPerCall:
         self._counted = 0
         if fixed is None and self.at_once > 1:
             fixed = self._counted = self.at_once
-        if fixed is None and any(wants_every_batch(c, loop) for c in callbacks):
+        if fixed is None and every_batch:
             fixed = 1
+        self.one_by_one = fixed == 1
         self._adapts = fixed is None
         self.num_steps = fixed or known or 1
         self._note = note
