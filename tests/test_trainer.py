@@ -102,6 +102,23 @@ def test_batch_callbacks_see_every_batch_for_any_steps_per_call(steps_per_call: 
     assert seen == {1: [0, 1, 2], 2: [1, 2], 10: [2]}[steps_per_call] * 2
 
 
+def test_accumulated_gradients_outlast_other_calls_and_data() -> None:
+    def accumulating() -> keras.Model:
+        return build(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4))
+
+    def fit_three_times(fit: Any) -> None:
+        every_batch = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+        fit(**FIT)
+        fit(**FIT, callbacks=[every_batch])
+        rows = tf.data.Dataset.from_tensor_slices((X, Y))
+        fit(rows.filter(lambda x, y: True).batch(7), shuffle=False, verbose=0)  # unknown length
+
+    trainer, plain = mirrored(accumulating), accumulating()
+    fit_three_times(trainer.fit)
+    fit_three_times(plain.fit)
+    assert_same_weights(trainer.model, plain)
+
+
 @pytest.mark.filterwarnings("ignore:The model was compiled outside")
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
 def test_model_recompiled_between_fits_matches_keras(strategy: str, num_replicas: int) -> None:

@@ -11,11 +11,15 @@ import pytest
 import tensorflow as tf
 
 from tfdist import strategies
+from tfdist.strategies import inner_loop
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
 @pytest.mark.parametrize(("name", "devices"), [("one_device", 1), ("mirrored", 2)])
-def test_graphs_are_freed_with_their_function(name: str, devices: int) -> None:
+@pytest.mark.parametrize("make_loop", [inner_loop.in_graph, inner_loop.one_step_in_graph])
+def test_graphs_are_freed_with_their_function(
+    name: str, devices: int, make_loop: inner_loop.Loop
+) -> None:
     strategy = strategies.create(name, devices)
     seen: list[weakref.ref[Any]] = []
 
@@ -35,10 +39,10 @@ def test_graphs_are_freed_with_their_function(name: str, devices: int) -> None:
             note_graph()
             return {}
 
-    loop: Any = strategy.compile(Step())
+    loop: Any = strategy.compile(Step(), make_loop)
     data = strategy.distribute(tf.data.Dataset.range(6).batch(2))
-    result, _ = loop(iter(data), tf.constant(2))
-    assert result.num_steps == 2
+    result, _ = loop(iter(data), tf.constant(1))
+    assert result.num_steps == 1
     assert len(seen) >= 3
     assert all(graph() for graph in seen)
     del loop

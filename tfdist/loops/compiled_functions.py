@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import keras
@@ -26,6 +26,7 @@ from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.row_independence import full_batch_reason
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
+from tfdist.strategies import inner_loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.replica_sync import ReplicaSync
@@ -53,24 +54,30 @@ class CompiledFunctions:
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
         self._compilation: Any = None
-        self._steps: dict[tuple[bool, bool, bool], StepsFn] = {}
-        # IDs of the trainable variables of steps that have not run yet.
-        self._trainable: dict[tuple[bool, bool, bool], list[int]] = {}
+        self._steps: dict[tuple[bool, ...], StepsFn] = {}
+        # Functions for other data share a step, and with it the accumulated gradients.
+        self._train_step: TrainStep | None = None
+        self._evaluate_step: EvaluateStep | None = None
+        # IDs of the trainable variables of a training step that has not run yet.
+        self._trainable: list[int] | None = None
         self._outputs = Outputs(model, strategy)
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
-        self._scalings: list[Scaling] = []
-        self._accumulations: list[GradientAccumulation] = []
         self._custom_steps = CustomSteps(model, strategy, options)
         # The IDs of the variables, and the object that re-synchronizes them.
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
-    def train(self, data: DataHandler) -> StepsFn:
-        """Returns the inner loop of training, or a new one if the model was compiled again."""
-        return self._inner_loop(data, True)
+    def train(self, data: DataHandler, one_by_one: bool = False) -> StepsFn:
+        """Returns the inner loop of training, or a new one if the model was compiled again.
 
-    def evaluate(self, data: DataHandler) -> StepsFn:
-        """Returns the inner loop of evaluation, or a new one if the model was compiled again."""
-        return self._inner_loop(data, False)
+        Args:
+            data: The data.
+            one_by_one: Whether all calls make one step.
+        """
+        return self._inner_loop(data, one_by_one, training=True)
+
+    def evaluate(self, data: DataHandler, one_by_one: bool = False) -> StepsFn:
+        """Returns the inner loop of evaluation, as `train`."""
+        return self._inner_loop(data, one_by_one, training=False)
 
     def predict(self, data: DataHandler) -> OutputsFn:
         """Returns the function that computes the outputs for batches."""
@@ -88,7 +95,7 @@ class CompiledFunctions:
     def frequent_sync(self) -> ReplicaSync:
         """Returns a faster `sync_copies` for repeated calls. The variables must be in sync now."""
         variables = self._all_variables()
-        ids = [id(v) for v in variables]
+        ids = _ids(variables)
         if self._frequent_sync is None or self._frequent_sync[0] != ids:
             self._frequent_sync = ids, self._strategy.frequent_sync(variables)
         return self._frequent_sync[1]
@@ -105,7 +112,7 @@ class CompiledFunctions:
         if model.compiled:
             for number, optimizer in enumerate(optimizers_of(model), 1):
                 groups[f"optimizer {number}"] = optimizer.variables
-        groups["loss scale"] = [v for scaling in self._scalings for v in scaling.variables]
+        groups["loss scale"] = self._train_step.scaling.variables if self._train_step else []
         groups["steps"] = self._custom_steps.variables
         groups["seeds"] = seeds_of_compiled(model) if model.compiled else []
         seen: set[int] = set()
@@ -117,8 +124,8 @@ class CompiledFunctions:
 
     @property
     def accumulation(self) -> GradientAccumulation | None:
-        """The accumulated gradients of the step that was created last."""
-        return self._accumulations[-1] if self._accumulations else None
+        """The accumulated gradients of the training step."""
+        return self._train_step.accumulation if self._train_step else None
 
     def _full_batch_reason(self, data: DataHandler, loop: Loop) -> str | None:
         """Builds the model's weights, and returns why it needs full batches, if it does."""
@@ -126,7 +133,7 @@ class CompiledFunctions:
             build.build_weights(self._model, self._strategy, data.element_spec)
         return self._full_batch_mode.for_data(data, loop)
 
-    def _inner_loop(self, data: DataHandler, training: bool) -> StepsFn:
+    def _inner_loop(self, data: DataHandler, one_by_one: bool, training: bool) -> StepsFn:
         model, strategy = self._model, self._strategy
         self._adopt_compilation()
         custom_step = self._custom_steps.step(data, training)
@@ -138,20 +145,19 @@ class CompiledFunctions:
             )
         loop: Loop = "train" if training else "test"
         reason = self._full_batch_reason(data, loop) if custom_step is None else None
-        key = (training, data.may_end, data.own_rows)
-        trainable = [id(v) for v in model.trainable_variables]
-        if self._trainable.get(key, trainable) != trainable:
-            del self._steps[key]  # a callback froze weights before the first step, as Keras allows
+        if training and self._trainable not in (None, _ids(model.trainable_variables)):
+            self._discard_steps()  # a callback froze weights before the first step, as Keras allows
+        key = (training, data.may_end, data.own_rows, one_by_one)
         if key not in self._steps:
             if custom_step is None:
                 with policy(self._options.precision):
                     build.build_for_training(model, strategy, data.element_spec)
                 strategy.prepare(model, optimizers_of(model))
+            if training and not any(trains for trains, *_ in self._steps):
+                self._trainable = _ids(model.trainable_variables)
             with strategy.scope():
-                step = custom_step or self._step(data, training, reason)
-            self._trainable[key] = trainable
-            before_call = functools.partial(self._trainable.pop, key, None)
-            self._steps[key] = self._traced(step, data, before_call)
+                step = custom_step or self._own_step(data, training, reason)
+            self._steps[key] = self._traced(step, data, one_by_one)
         return self._steps[key]
 
     def _adopt_compilation(self) -> None:
@@ -159,35 +165,39 @@ class CompiledFunctions:
         model = self._model
         if self._compilation is compile_config(model):
             return
-        self._steps.clear()
-        self._scalings.clear()
-        self._accumulations.clear()
+        self._discard_steps()
         self._custom_steps.forget()
         self._frequent_sync = None
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)
 
-    def _step(self, data: DataHandler, training: bool, reason: str | None) -> Step:
+    def _discard_steps(self) -> None:
+        self._steps.clear()
+        self._train_step = self._evaluate_step = self._trainable = None
+
+    def _own_step(self, data: DataHandler, training: bool, reason: str | None) -> Step:
+        """Returns the step for a model whose class does not override it, created at first use."""
+        step = self._train_step if training else self._evaluate_step
+        if step is not None:
+            return step
         model, options = self._model, self._options
         reductions = ReductionInference(model, data.first_batch)
         lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
         state = ForwardState(model, reductions, lookups, options, self._strategy.writes_alone)
         if not training:
-            return EvaluateStep(model, self._strategy, state, options, reason)
+            self._evaluate_step = EvaluateStep(model, self._strategy, state, options, reason)
+            return self._evaluate_step
         scaling = Scaling(model.optimizer, options.loss_scale)
-        self._scalings.append(scaling)
-        step = TrainStep(model, self._strategy, state, scaling, options, reason)
-        if step.accumulation is not None:
-            self._accumulations.append(step.accumulation)
-        return step
+        self._train_step = TrainStep(model, self._strategy, state, scaling, options, reason)
+        return self._train_step
 
-    def _traced(self, step: Step, data: DataHandler, before_call: Callable[[], Any]) -> StepsFn:
+    def _traced(self, step: Step, data: DataHandler, one_by_one: bool) -> StepsFn:
         """Returns the inner loop of a step, with errors that explain problems with the data.
 
         Args:
             step: The step.
             data: The data.
-            before_call: Called before each call.
+            one_by_one: Whether all calls make one step.
         """
         model, strategy = self._model, self._strategy
         if model.jit_compile and not strategy.has_local_variables:
@@ -196,11 +206,14 @@ class CompiledFunctions:
                 "as this strategy has them.",
                 stacklevel=7,
             )
-        steps = strategy.compile(step, model.run_eagerly, data.may_end, data.own_rows)
+        in_graph = inner_loop.one_step_in_graph if one_by_one else inner_loop.in_graph
+        loop = inner_loop.eager if model.run_eagerly else in_graph
+        steps = strategy.compile(step, loop, data.may_end, data.own_rows)
         as_tensor = functools.lru_cache(maxsize=8)(tf.constant)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
-            before_call()
+            if step.training:
+                self._trainable = None
             try:
                 # Inside the try block, so that a lost process is not reported as a data error.
                 with strategy.translate_errors():
@@ -357,6 +370,10 @@ def _overridden_step(model: keras.Model, training: bool) -> str | None:
     """Returns the name of the step if the model's class overrides it, or None."""
     name = "train_step" if training else "test_step"
     return None if getattr(type(model), name) is getattr(keras.Model, name) else name
+
+
+def _ids(variables: Iterable[keras.Variable]) -> list[int]:
+    return [id(v) for v in variables]
 
 
 def _as_floats(logs: Logs) -> Logs:

@@ -122,7 +122,8 @@ class Training:
         )
         data = handlers.of_epoch(epochs[0])
         per_call = outer.per_call("train", callbacks, data)
-        outer.functions.train(data)  # raises an error now if the model cannot be trained
+        # Raises an error now if the model cannot be trained.
+        outer.functions.train(data, per_call.one_by_one)
         if report:
             report(data)
         model.stop_training = False
@@ -150,7 +151,7 @@ class Training:
                 "train", callbacks, name, before=[self.throughput],
                 after=[self._batch_counts, rank_checks, self._non_finite_loss, checkpoints],
             )  # fmt: skip
-            steps = outer.functions.train(data)
+            steps = outer.functions.train(data, per_call.one_by_one)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
             self._batch_counts.report(name)
             if validate is not None and keras_training.is_validated(model, number, validation_freq):
@@ -186,7 +187,7 @@ def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Cal
     """
     model = outer.model
     per_call = outer.per_call("test", callbacks, data)
-    steps = outer.functions.evaluate(data)
+    steps = outer.functions.evaluate(data, per_call.one_by_one)
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()

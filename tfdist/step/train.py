@@ -39,6 +39,7 @@ class TrainStep:
             own part of it.
 
     Attributes:
+        scaling: As passed.
         accumulation: Gradients that wait for later batches, for an optimizer with
             `gradient_accumulation_steps`; None for any other optimizer.
     """
@@ -54,7 +55,7 @@ class TrainStep:
         options: StepOptions,
         full_batch_reason: str | None = None,
     ) -> None:
-        self._model, self._strategy, self._state, self._scaling = model, strategy, state, scaling
+        self._model, self._strategy, self._state, self.scaling = model, strategy, state, scaling
         self._trainable = model.trainable_variables
         self._patches = functools.partial(keras_patched, model, options)
         compute = functools.partial(
@@ -94,18 +95,18 @@ class TrainStep:
                 if self._trainable:
                     with optimizers_of_one_device():
                         in_order = tf.nest.pack_sequence_as(gradients, unscaled)
-                        self._scaling.optimizer.apply(in_order, self._trainable)
+                        self.scaling.optimizer.apply(in_order, self._trainable)
 
             # The state first: a layer may have assigned to a weight in its forward pass
             # (SpectralNormalization), and the gradients are those of the new value. As in Keras,
             # a step that is skipped because gradients overflow still changes the state.
-            self._state.commit(sums.state, only_finite=self._scaling.active)
+            self._state.commit(sums.state, only_finite=self.scaling.active)
             found_overflow = self._strategy.any_of_parts
-            self._scaling.apply(tf.nest.flatten(gradients), clip_and_apply, found_overflow)
+            self.scaling.apply(tf.nest.flatten(gradients), clip_and_apply, found_overflow)
             self._strategy.after_update(self._model.variables)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
-            return tf.identity(self._scaling.optimizer.iterations)
+            return tf.identity(self.scaling.optimizer.iterations)
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics over all steps since their last reset, and the loss scale."""
-        return self._model.get_metrics_result() | self._scaling.logs()
+        return self._model.get_metrics_result() | self.scaling.logs()

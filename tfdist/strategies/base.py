@@ -465,19 +465,18 @@ class Strategy(ABC):
     def compile(
         self,
         step: inner_loop.Step,
-        eager: bool = False,
+        loop: inner_loop.Loop = inner_loop.in_graph,
         may_end: bool = True,
         own_rows: bool = False,
     ) -> inner_loop.LoopFn:
-        """Returns a function that makes many steps per call.
+        """Returns a function that makes steps.
 
         Args:
             step: Called outside of the replicas, once for each global batch.
-            eager: Whether the loop runs in Python.
+            loop: Makes the function.
             may_end: Whether the data may end before the requested number of steps.
             own_rows: As for `distribute`.
         """
-        loop = inner_loop.eager if eager else inner_loop.in_graph
         if own_rows and self.group.size > 1:
             uneven_data = self.uneven_data if step.training else "pad"
             receive = functools.partial(self.received, own_rows=True, uneven_data=uneven_data)

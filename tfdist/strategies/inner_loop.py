@@ -38,6 +38,16 @@ LoopFn = Callable[[Iterator[Any], tf.Tensor], tuple[LoopResult, Logs]]
 Receive = Callable[[Any], Element]
 
 
+#: The result so far, the time at which the last step was done, and whether data may be left.
+State = tuple[LoopResult, tf.Tensor, tf.Tensor]
+
+#: Takes a batch, and makes a step if there is one.
+Take = Callable[[LoopResult, tf.Tensor, tf.Tensor], State]
+
+#: Calls a function on a state, up to a number of times.
+Repeat = Callable[[Take, State, tf.Tensor], State]
+
+
 class Step(Protocol):
     """What a loop repeats; called outside of the replicas."""
 
@@ -60,6 +70,10 @@ class End(enum.Enum):
     WITHOUT_ROWS = enum.auto()  # a global batch has no rows: the data of all workers have ended
 
 
+#: Returns the function that makes steps: `in_graph`, `one_step_in_graph` or `eager`.
+Loop = Callable[[Receive, Step, End | None], LoopFn]
+
+
 def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
     """Returns a loop of steps, and the logs after it, as one `tf.function`.
 
@@ -69,6 +83,19 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         end: How to detect the end of the data; None: there are enough data for all steps. Checking
             at each step makes a tiny network a quarter slower.
     """
+    return _compiled(receive, step, end, _repeatedly)
+
+
+def one_step_in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
+    """Returns `in_graph`'s function for calls of one step each, which needs no loop.
+
+    A loop around a single step makes a small network up to a third slower on two devices, because
+    each device has its own loop.
+    """
+    return _compiled(receive, step, end, _once)
+
+
+def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> LoopFn:
     graphs: list[tf.Graph] = []
 
     def run(iterator: Any, num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
@@ -100,11 +127,7 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
                 return *make_step(), has_batch
             return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), has_batch
 
-        result, _, _ = tf.while_loop(
-            lambda result, _, more: tf.logical_and(result.num_steps < num_steps, more),
-            take,
-            (_nothing(), clock.now(), tf.constant(True)),
-        )
+        result, _, _ = repeat(take, (_nothing(), clock.now(), tf.constant(True)), num_steps)
         # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
         # may tell its variable itself, which is to be read here, too.
         with tf.control_dependencies([result.num_steps]):
@@ -113,6 +136,19 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
     function = tf.function(run, reduce_retracing=True, autograph=False)
     free_with(function, graphs)
     return RepeatedCalls(function)
+
+
+def _repeatedly(take: Take, state: State, num_steps: tf.Tensor) -> State:
+    """Takes batches until a number of steps was made or the data have ended."""
+    return tf.while_loop(
+        lambda result, _, more: tf.logical_and(result.num_steps < num_steps, more), take, state
+    )
+
+
+def _once(take: Take, state: State, num_steps: tf.Tensor) -> State:
+    """Takes one batch."""
+    del num_steps
+    return take(*state)
 
 
 def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:

@@ -152,12 +152,12 @@ class ParameterServer(Strategy):
     def compile(
         self,
         step: inner_loop.Step,
-        eager: bool = False,
+        loop: inner_loop.Loop = inner_loop.in_graph,
         may_end: bool = True,
         own_rows: bool = False,
     ) -> inner_loop.LoopFn:
-        if eager or not step.training:
-            return super().compile(step, eager, may_end, own_rows)
+        if loop is inner_loop.eager or not step.training:
+            return super().compile(step, loop, may_end, own_rows)
         return asynchronous(self.unpack, step, self.ledger, self._coordinator, self.num_trainers)
 
     def join(self) -> None:

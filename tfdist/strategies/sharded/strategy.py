@@ -433,11 +433,11 @@ class ShardedOverProcesses(ShardedState, OneDevice):
     def compile(
         self,
         step: inner_loop.Step,
-        eager: bool = False,
+        loop: inner_loop.Loop = inner_loop.in_graph,
         may_end: bool = True,
         own_rows: bool = False,
     ) -> inner_loop.LoopFn:
-        run = super().compile(step, eager, may_end, own_rows)
+        run = super().compile(step, loop, may_end, own_rows)
 
         def call(
             iterator: Iterator[Any], num_steps: tf.Tensor
