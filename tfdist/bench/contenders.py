@@ -25,6 +25,8 @@ from tfdist.trainer import Trainer
 
 #: `steps_per_execution` of the contender "Keras, in graph".
 STEPS_PER_EXECUTION = 32
+#: Rows of the table that are compared with another row than "tfdist".
+COUNTERPARTS = {"Keras, every batch": "tfdist, every batch"}
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,9 @@ def available(case: Case, method: str) -> dict[str, Callable[[Case], Measure]]:
             "by hand": fit_by_hand,
             # Keras comes last, so that the others are measured even if it fails.
             "Keras": lambda case: _measure_fit(case.keras_model(False).fit, case),
+            "Keras, every batch": lambda case: _measure_fit(
+                case.keras_model(False).fit, case, _OnEveryBatch()
+            ),
             "Keras, in graph": lambda case: _measure_fit(case.keras_model(True).fit, case),
         }
     if method == "checks":
