@@ -25,6 +25,7 @@ def stored_dtype(feature: Feature) -> tf.DType:
     return tf.float32 if feature.dtype.startswith("float") else tf.int64
 
 
+@tf.autograph.experimental.do_not_convert  # which would take most of the time of tracing
 def decode(
     serialized: tf.Tensor, features: Sequence[Feature], *, decode_images: bool = True
 ) -> dict[str, tf.Tensor]:

@@ -13,6 +13,9 @@ from pipelines.format.feature import Feature
 from pipelines.reading import order
 from pipelines.reading.tuning import Tuning
 
+#: Excludes a function from AutoGraph, which takes longer than the tracing. Functions of the user
+#: need it.
+_unconverted = tf.autograph.experimental.do_not_convert
 #: Maps one example, a dictionary of arrays.
 MapFn = Callable[[dict[str, tf.Tensor]], Any]
 #: Augments the result of a map, with a seed, int32 `(2,)`, for stateless random operations.
@@ -121,8 +124,8 @@ def batch_examples(
         dataset = records.rebatch(batch_size, drop_remainder)
         return dataset.map(mapper.map_and_augment_with_seed, num_maps)
     # Parse whole batches, because calling a function costs more than parsing a small record.
-    dataset = records.map(lambda serialized, _: serialized).rebatch(batch_size, drop_remainder)
-    return dataset.map(mapper.map, num_maps)
+    dataset = records.map(_unconverted(lambda serialized, _: serialized))
+    return dataset.rebatch(batch_size, drop_remainder).map(_unconverted(mapper.map), num_maps)
 
 
 def mix_batches(batch_fn: BatchFn | None, mix_fn: MixFn) -> BatchFn:

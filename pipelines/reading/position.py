@@ -81,6 +81,7 @@ def starts(start: Position | Callable[[], Position], batch_size: int) -> tf.data
             epoch, batch = start.epoch + iteration, start.batch if iteration == 0 else 0
         return np.array([epoch, batch * batch_size], np.int64)
 
+    @tf.autograph.experimental.do_not_convert
     def element(_: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(tf.numpy_function(position, [], tf.int64), (2,))
 

@@ -104,7 +104,8 @@ class _GradualStart:
     def fetch(self, byte_range: Range) -> bytes:
         """Returns the bytes of a range when it is admitted."""
         with self._admitted:
-            if self._is_stopped:
+            # At its exit, Python waits for all that were submitted.
+            if self._is_stopped or not threading.main_thread().is_alive():
                 raise CancelledError
             data = self._fetch(byte_range)
         if next(self._more, None) is not None:
