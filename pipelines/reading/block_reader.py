@@ -22,6 +22,9 @@ from pipelines.format.record_file import FRAMING_BYTES, Compression
 from pipelines.reading.blocks import Blocks, Reader, Records
 
 _READ_BYTES = 256 * 1024
+#: Blocks that are read in parallel by default. `tf.data` would tune their number up to that of the
+#: cores, and reads from a network disk mostly wait.
+_NUM_READS = 16
 #: No records, and no numbers.
 _NOTHING = np.array([b""], object), np.zeros(1, np.int64)
 _log = logging.getLogger("pipelines")
@@ -51,7 +54,7 @@ def block_reader(
         skipped: Counts corrupt records, which are then skipped; None: they are errors.
         portable: Whether to avoid Python functions, so that another process can run the graph. An
             error then names the file but not the byte.
-        num_reads: Blocks that are read in parallel.
+        num_reads: Blocks that are read in parallel; `tf.data.AUTOTUNE`: the default.
 
     Returns:
         A function from blocks to a dataset of `Records`. Its errors are
@@ -68,7 +71,8 @@ def block_reader(
         # All or nothing: after damage, the remaining records would get wrong numbers.
         return tf.cond(is_intact, lambda: records, lambda: again(block))
 
-    return lambda blocks: tf.data.Dataset.from_tensor_slices(blocks).map(read_block, num_reads)
+    num_calls = num_reads if num_reads > 0 else _NUM_READS
+    return lambda blocks: tf.data.Dataset.from_tensor_slices(blocks).map(read_block, num_calls)
 
 
 def _whole_block(block: Blocks) -> tuple[tf.Tensor, tf.Tensor]:
