@@ -182,6 +182,10 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda s, x: ops.sum(x**2) / num_rows(x) / num_rows(x),
         FULL,
     ),
+    "function of rows over their number": (
+        lambda s, x: ops.mean(ops.tanh(x / num_rows(x))),
+        FULL,
+    ),
     "sum over the rows": (lambda s, x: ops.sum(x**2) / num_rows(x), MEAN),
     "sum that is zero": (lambda s, x: s.gate * ops.sum(x**2), SUM),
     "mean that is zero": (lambda s, x: s.gate * ops.mean(x**2), MEAN),
