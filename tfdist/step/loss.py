@@ -11,8 +11,8 @@ as 1/N on each of N replicas.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import Reduction
 from tfdist.step.replica import Replica
+from tfdist.step.scope import Scope
 from tfdist.upstream import keras_losses, keras_model
 from tfdist.upstream.keras_losses import compile_loss, total_loss
 
@@ -61,7 +62,7 @@ def replica_loss(
         all_added = replica.sum_through(added) + penalties
         gathered = replica.gather((x, y, y_pred, sample_weight))
         gather_masks_and_logits(replica, y_pred, gathered[2])
-        with nullcontext() if is_all else replica.full_batch():
+        with nullcontext() if is_all else _full_batch(replica):
             loss = total_loss(model, all_added, gathered, training)
         return loss if is_all else loss / replica.num_replicas
     losses = added + [_by_rows(_aggregate(penalty), replica) for penalty in penalties]
@@ -168,7 +169,7 @@ class _ReplicaLoss:
         replica = self._replica
         y_true, gathered, sample_weight = replica.gather((y_true, y_pred, sample_weight))
         gather_masks_and_logits(replica, y_pred, gathered)
-        with replica.full_batch():
+        with _full_batch(replica):
             loss = self._loss(y_true, gathered, sample_weight)
         return loss / replica.num_replicas
 
@@ -198,6 +199,19 @@ class _ReplicaLoss:
         """Returns the number of elements that `tensor` has in the global batch."""
         per_row = tf.reduce_prod(tf.shape(tensor)[1:])
         return tf.cast(self._replica.total_rows * per_row, dtype or tensor.dtype)
+
+
+@contextmanager
+def _full_batch(replica: Replica) -> Iterator[None]:
+    """Returns a context for a loss of the gathered rows of the global batch.
+
+    What it adds to metrics counts once.
+    """
+    before, scope = _scoped_values(), keras_model.stateless_scope()
+    with replica.full_batch():
+        yield
+    if isinstance(scope, Scope):
+        scope.note_alike(before, tf.equal(replica.microbatch, 0))
 
 
 def _scoped_values() -> dict[int, Any]:

@@ -19,8 +19,9 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.step.reductions import NotReducibleError, Reduction, reduction_of, reduction_of_change
 from tfdist.step.row_by_row import has_only_row_by_row_layers
 from tfdist.step.row_dependence import FREE
-from tfdist.step.traced_forward import TracedForward, change_is_sum
+from tfdist.step.traced_forward import TracedForward, change_is_sum, is_added
 from tfdist.upstream import keras_losses
+from tfdist.upstream.keras_model import metrics_of
 
 logger = logging.getLogger(__name__)
 
@@ -129,17 +130,27 @@ def _traced(model: keras.Model, x: Any, training: bool) -> TracedForward:
 
 
 def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> frozenset[int]:
-    """Returns the ids of the variables that metrics update, unless all updates are sums."""
+    """Returns the ids of the variables that metrics update, unless all updates are sums.
+
+    An overridden `compute_loss` gets the full batch, and may add other numbers to metrics as well.
+    """
     states = model.metrics_variables
     updates: dict[int, tuple[Any, Any]] = {}
+    of_full_batch: dict[int, tuple[Any, Any]] = {}
+
+    def note(found: dict[int, tuple[Any, Any]], update: Callable[[], Any]) -> None:
+        start = [(v, tf.identity(tf.convert_to_tensor(v))) for v in states]
+        with keras.StatelessScope(start) as scope:
+            update()
+        ends = [(id(v), first, scope.get_current_value(v)) for v, first in start]
+        found.update({key: (first, new) for key, first, new in ends if new is not first})
 
     def compute(tensors: Any) -> None:
         x, y, y_pred, weight = tensors
-        start = [(v, tf.identity(tf.zeros(v.shape, v.dtype))) for v in states]
-        with keras.StatelessScope(start) as scope:
-            model.compute_metrics(x, y, y_pred, sample_weight=weight)
-        ends = [(id(v), first, scope.get_current_value(v)) for v, first in start]
-        updates.update({key: (first, new) for key, first, new in ends if new is not first})
+        note(updates, lambda: model.compute_metrics(x, y, y_pred, sample_weight=weight))
+        if keras_losses.overrides_compute_loss(model):
+            batch = (x, y, y_pred, weight)
+            note(of_full_batch, lambda: keras_losses.total_loss(model, [], batch, training=False))
 
     with keras.StatelessScope():
         y_pred = model(batch[0], training=False)
@@ -149,9 +160,10 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
     except ValueError as error:
         logger.info("Metrics get full batches: %s", error)
         compute(rows)
-        return frozenset(updates)
+        return frozenset(updates | of_full_batch)
     is_sum = all(change_is_sum(traced.analysis, *update) is FREE for update in updates.values())
-    return frozenset() if is_sum else frozenset(updates)
+    is_sum &= all(is_added(*update) for update in of_full_batch.values())
+    return frozenset() if is_sum else frozenset(updates | of_full_batch)
 
 
 def _has_independent_rows(
@@ -183,6 +195,10 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
 def _has_custom_metrics(model: keras.Model) -> bool:
     """Returns whether a metric, or the computation of metrics, is not Keras's own."""
     if type(model).compute_metrics is not keras.Model.compute_metrics:
+        return True
+    if keras_losses.overrides_compute_loss(model) and not all(
+        type(metric).__module__.startswith("keras.src.") for metric in metrics_of(model)
+    ):
         return True
     # A MeanMetricWrapper is Keras's own if the function that it wraps is.
     sources = [keras_losses.function_of(metric) for metric in keras_losses.compiled_metrics(model)]

@@ -21,11 +21,16 @@ class Scope(keras.StatelessScope):
 
     Attributes:
         updated: All variables that were assigned to, by id, in the order of their first update.
+        sums: Ids of metrics' variables, which start at zero and are summed over the replicas.
+        alike: For variables that every replica updates from the full batch, by id: whether it has
+            updated them from its rows before.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.updated: dict[int, keras.Variable] = {}
+        self.sums: frozenset[int] = frozenset()
+        self.alike: dict[int, bool] = {}
         self._tape: tf.GradientTape | None = None
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
@@ -78,6 +83,22 @@ class Scope(keras.StatelessScope):
         """Keeps the new value of a variable in this scope."""
         self.updated[id(update[0])] = update[0]
         super().add_update(update)
+
+    def note_alike(self, before: dict[int, Any], is_first: tf.Tensor) -> None:
+        """Notes the updates that a loss of the full batch has made, the same on every replica.
+
+        Args:
+            before: Values of variables before the loss, by id.
+            is_first: Whether this replica is the first one, which alone counts them in metrics.
+        """
+        for key, variable in list(self.updated.items()):
+            new, old = self.assigned(variable), before.get(key)
+            if new is None or new is old:
+                continue
+            if key in self.sums:
+                self.add_update((variable, tf.where(is_first, new, old)))
+            else:
+                self.alike.setdefault(key, old is not None)
 
     def _source(self, variable: keras.Variable) -> Any:
         """Returns what to differentiate with respect to.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
@@ -108,7 +109,9 @@ class ForwardState:
             known = self._seeds + self._global_seeds
             seeds = [(v, v + offset(v, replica.microbatch)) for v in known]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in continued]
-        return Scope(seeds + zeros, collect_losses=True)
+        scope = Scope(seeds + zeros, collect_losses=True)
+        scope.sums = frozenset(id(v) for v, _ in zeros)
+        return scope
 
     @contextmanager
     def counting(self, scope: Scope, replica: Replica) -> Iterator[None]:
@@ -136,7 +139,7 @@ class ForwardState:
                 state.averaged[place] = tf.cast(new, tf.int64) * first
             elif is_seed(variable):  # of a metric or a loss: it moves alike on every replica
                 state.same[place] = new
-            elif self._reduction(variable, replica) is Reduction.SUM:
+            elif self._reduction(variable, replica, scope) is Reduction.SUM:
                 state.added[place] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):
                 state.averaged[place] = _weighted(new, replica)
@@ -168,12 +171,20 @@ class ForwardState:
             return frozenset(id(v) for v in self._metrics)
         return self.reductions.full_batch_metrics()
 
-    def _reduction(self, variable: keras.Variable, replica: Replica) -> Reduction:
+    def _reduction(self, variable: keras.Variable, replica: Replica, scope: Scope) -> Reduction:
         # BatchNorm's moments of each replica are averaged by rows. That is exact for the mean, and
         # for both with synchronized moments, which are the same on every replica.
         if replica.num_microbatches == 1 or id(variable) in self._statistics:
             return Reduction.MEAN
-        return self.reductions.state_reduction(variable)
+        if (of_rows_too := scope.alike.get(id(variable))) is None:
+            return self.reductions.state_reduction(variable)
+        if of_rows_too:
+            raise UnsupportedModelError(
+                f"{variable.path!r} is updated by the model's call and by a loss of the full "
+                "batch, so tfdist cannot combine the updates of replicas. Update it in one of the "
+                "two, or use one device."
+            )
+        return Reduction.MEAN
 
 
 def zeros_beside(value: Any, zero: int | tf.Tensor) -> Any:

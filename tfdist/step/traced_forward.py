@@ -212,6 +212,20 @@ def added_to(start: tf.Tensor | None, new: tf.Tensor) -> list[tf.Tensor] | None:
     return None
 
 
+def is_added(start: tf.Tensor, new: tf.Tensor) -> bool:
+    """Returns whether a tensor is another one plus numbers that do not depend on it."""
+    if (todo := added_to(start, new)) is None:
+        return False
+    known = set()
+    while todo:
+        if (tensor := todo.pop()) is start:
+            return False
+        if tensor.ref() not in known:
+            known.add(tensor.ref())
+            todo += tensor.op.inputs
+    return True
+
+
 def _called(model: keras.Model, training: bool, x: Any) -> Any:
     return model(x, training=training) if takes_training(model) else model(x)
 
