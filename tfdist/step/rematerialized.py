@@ -192,8 +192,11 @@ class _CallScope(keras.StatelessScope):
         self.updates: dict[int, tuple[keras.Variable, Any]] = {}
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        super().add_update(update)
-        self.updates[id(update[0])] = (update[0], dict.get(self.state_mapping, id(update[0])))
+        variable, value = update
+        if not variable.trainable:  # as in `Scope`
+            value = tf.stop_gradient(value)
+        super().add_update((variable, value))
+        self.updates[id(variable)] = (variable, dict.get(self.state_mapping, id(variable)))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = super().get_current_value(variable)

@@ -80,9 +80,17 @@ class Scope(keras.StatelessScope):
         return self.gather.whole(variable) if is_joined_to_read(variable) else None
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keeps the new value of a variable in this scope."""
-        self.updated[id(update[0])] = update[0]
-        super().add_update(update)
+        """Keeps the new value of a variable in this scope.
+
+        As for a variable of TensorFlow, no gradient flows through the assignment.
+        """
+        variable, value = update
+        if keras.backend.is_float_dtype(variable.dtype):
+            value = tf.stop_gradient(value)
+            if self._tape is not None and variable.trainable:
+                self._tape.watch(value)
+        self.updated[id(variable)] = variable
+        super().add_update((variable, value))
 
     def note_alike(self, before: dict[int, Any], is_first: tf.Tensor) -> None:
         """Notes the updates that a loss of the full batch has made, the same on every replica.
