@@ -109,10 +109,11 @@ without_remat = functools.cache(trained)
     ("strategy", "make"),
     [
         ("one_device", blocks),
+        ("mirrored", blocks),
         *(
             pytest.param(strategy, blocks, marks=LONG)
             for strategy in (
-                "mirrored", "central_storage", "towers", "pipeline", "tensor_parallel", "sharded",
+                "central_storage", "towers", "pipeline", "tensor_parallel", "sharded",
             )
         ),
         pytest.param("mirrored", text, marks=LONG),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import keras
@@ -19,6 +20,8 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_layers import call_context
 from tfdist.upstream.keras_model import logits_of, mask_of, set_logits, set_mask, stateless_scope
+
+_is_lifted: ContextVar[bool] = ContextVar("is_lifted", default=False)
 
 
 def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +40,7 @@ def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
         others = [
             leaf for leaf in given if hasattr(leaf, "dtype") and not isinstance(leaf, tf.Tensor)
         ]
-        if outer is None or not floats or others:
+        if _is_lifted.get() or outer is None or not floats or others:
             return function(*args, **options)
         masks, restored = [mask_of(leaf) for leaf in given], call_context()
         before, num_before = _Values(outer.state_mapping), _num_operations()
@@ -118,6 +121,16 @@ def _with_gradient(
         return [tf.stop_gradient(result) for result in results], backward
 
     return tf.nest.flatten(through(*sources))
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Returns a context in which functions are called as if they were not rematerialized."""
+    token = _is_lifted.set(True)
+    try:
+        yield
+    finally:
+        _is_lifted.reset(token)
 
 
 class _Values(dict):

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.step import batch_norm
+from tfdist.step.rematerialized import lifted
 from tfdist.step.row_analysis import RowAnalysis
 from tfdist.step.row_by_row import is_called_row_by_row
 from tfdist.step.row_dependence import (
@@ -114,6 +115,7 @@ class TracedForward:
         with ExitStack() as stack:
             scope = stack.enter_context(Scope(starts, collect_losses=True))
             stack.enter_context(batch_norm.fixed_moments(model))
+            stack.enter_context(lifted())
             for layer in flatten_layers(model):
                 stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
             for owner, name in row_by_row_functions():
