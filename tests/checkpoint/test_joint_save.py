@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from pipelines import object_store
+from pipelines import object_store, storage
 from tests.checkpoint.joint_kills import num_unlisted
 from tfdist.checkpoint import joint_save, manifest
 from tfdist.checkpoint.joint_save import JointSave, target_at
 from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.own_shards import OwnShards, ShardRange
+from tfdist.checkpoint.resume import read_shards
 from tfdist.checkpoint.snapshot import Packed, Shard
 from tfdist.checkpoint.store import Place, load
 from tfdist.groups.base import shard_sizes
@@ -99,6 +101,44 @@ def test_save_without_the_part_of_a_rank_leaves_the_checkpoint_before(folder: st
     save(folder, 4, 3)
     check(folder, 4)
     assert num_files(folder) == len(manifest.read(store.path(Place(1, 0)))["files"]) + 1 + 6
+
+
+@pytest.mark.parametrize("num_readers", [2, 3, 4])
+def test_ranks_read_their_shards_of_another_number_of_ranks(folder: str, num_readers: int) -> None:
+    save(folder, 1, 3)
+    path = store_at(folder).path(Place(1, 0))
+    for rank in range(num_readers):
+        for shard in read_shards(path, own_shards(rank, num_readers)):
+            end = shard.begin + len(shard.values)
+            wanted = values(1)[shard.name].ravel()[shard.begin : end]
+            np.testing.assert_array_equal(shard.values, wanted)
+            assert shard.shape == SHAPES[shard.name]
+    own = own_shards(0, num_readers)
+    assert {*load(path, own).arrays} == {"whole"}
+    others_are_whole = OwnShards({"a": own.shards["a"]}, has_copies=False)
+    assert {*load(path, others_are_whole).arrays} == {"b", "c", "d", "whole"}
+
+
+def test_rank_reads_only_files_that_have_its_shards(folder: str) -> None:
+    """The file of rank 1 is damaged: others do not notice it, until one reads its shards."""
+    save(folder, 1, 3)
+    path = store_at(folder).path(Place(1, 0))
+    (name,) = (n for n in manifest.read(path)["files"] if "data-00001" in n)
+    file = storage.at(path) / name
+    file.write_bytes(bytes(len(file.read_bytes())))
+    for rank in (0, 2):
+        read_shards(path, own_shards(rank, 3))
+    load(path, own_shards(0, 3))
+    with pytest.raises(manifest.DamagedError, match=name):
+        read_shards(path, own_shards(1, 3))
+    with pytest.raises(manifest.DamagedError, match=name):
+        load(path)
+
+
+def own_shards(rank: int, num_ranks: int) -> OwnShards:
+    shards = {shard.name: shard for shard in part(1, rank, num_ranks).shards}
+    ranges = {n: ShardRange(s.shape, s.begin, s.begin + len(s.values)) for n, s in shards.items()}
+    return OwnShards(ranges, has_copies=False)
 
 
 class KilledError(BaseException):

@@ -9,14 +9,17 @@ from typing import Any
 from unittest import mock
 
 import keras
+import numpy as np
 
 import tfdist
 from tests.strategies.sharded.scenarios import momentum
 from tests.support.training import FIT
-from tfdist.checkpoint import joint_save, manifest
+from tfdist.checkpoint import joint_save, manifest, resume
 from tfdist.checkpoint.joint_save import JointSave, Target
 from tfdist.checkpoint.locations import store_at
-from tfdist.checkpoint.snapshot import Packed
+from tfdist.checkpoint.own_shards import OwnShards
+from tfdist.checkpoint.resume import read_shards as _read_shards
+from tfdist.checkpoint.snapshot import Packed, Shard
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.sharded.strategy import Sharded
@@ -32,6 +35,7 @@ def run(shared: str, bucket: str) -> dict[str, Any]:
     for folder in (shared, bucket):
         _fit(strategy, folder)
         found["folders"][folder] = _sizes(folder) if strategy.is_chief else {}
+    found["resumed"] = _resume(f"{shared}-resumed")
     found["by time"] = _num_saved_by_the_clock_of_rank_0(strategy, f"{shared}-by-time")
     for name, failing in {"first": {0}, "last": {2}, "last twice": {2, 3}}.items():
         lines = _fit_with_failures(strategy, f"{shared}-{name}", failing)
@@ -40,11 +44,33 @@ def run(shared: str, bucket: str) -> dict[str, Any]:
     return found
 
 
-def _fit(strategy: Strategy, folder: str, every: str = "epoch") -> keras.Model:
+def _fit(
+    strategy: Strategy, folder: str, every: str = "epoch", epochs: int = NUM_EPOCHS
+) -> keras.Model:
     checkpoints = tfdist.Checkpoints(folder, every=every, keep=9)
     trainer = Trainer(momentum, strategy, checkpoints=checkpoints, steps_per_call=1)
-    trainer.fit(**FIT, epochs=NUM_EPOCHS)
+    trainer.fit(**FIT, epochs=epochs)
     return trainer.model
+
+
+def _resume(folder: str) -> tuple[list[np.ndarray], list[list[int]]]:
+    """Resumes with weights that no process has whole.
+
+    Returns:
+        The weights at the end, and the numbers of elements that each rank has read itself.
+    """
+    strategy = Sharded(smallest=2, shard="parameters", process_group="tensorflow")
+    _fit(strategy, folder)
+    read: list[int] = []
+
+    def read_shards(path: str, own: OwnShards) -> list[Shard]:
+        shards = _read_shards(path, own)
+        read.extend(len(shard.values) for shard in shards)
+        return shards
+
+    with mock.patch.object(resume, "read_shards", read_shards):
+        weights = _fit(strategy, folder, epochs=NUM_EPOCHS + 1).get_weights()
+    return weights, strategy.group.gather_objects(read)
 
 
 def _sizes(folder: str) -> dict[str, int]:
@@ -90,8 +116,12 @@ def _fit_with_failures(strategy: Strategy, folder: str, failing: set[int]) -> tu
 
 
 def _in_folders_of_two_hosts(strategy: Strategy, folder: str) -> tuple[str, int]:
-    """Returns what each rank prints, and its number of checkpoints, if each has its own disk."""
+    """Returns what each rank prints, and its number of checkpoints, if each has its own disk.
+
+    The training is resumed once.
+    """
     own = f"{folder}-host-{strategy.rank}"
     with contextlib.redirect_stderr(io.StringIO()) as lines:
-        _fit(strategy, own)
+        for epochs in (NUM_EPOCHS, NUM_EPOCHS + 1):
+            _fit(strategy, own, epochs=epochs)
     return lines.getvalue(), len(store_at(own).places())

@@ -60,6 +60,17 @@ def test_one_process_resumes(found: dict[str, Any], folder: Path, is_bucket: boo
     assert_close(trainer.model.get_weights(), plain.get_weights())
 
 
+def test_each_rank_reads_its_shards(found: dict[str, Any]) -> None:
+    weights, (of_rank_0, of_rank_1) = found["resumed"]
+    plain = momentum()
+    plain.fit(**FIT, epochs=joint_saves.NUM_EPOCHS + 1)
+    assert_close(weights, plain.get_weights())
+    sizes = [v.shape.num_elements() for v in plain.trainable_variables]
+    sharded = [size for size in sizes if size > 1] * 2  # with momentum
+    assert sorted(map(sum, zip(of_rank_0, of_rank_1, strict=True))) == sorted(sharded)
+    assert sum(of_rank_1) == sum(size // 2 for size in sharded)
+
+
 def test_rank_0_chooses_the_time_of_a_save(found: dict[str, Any]) -> None:
     assert found["by time"] > joint_saves.NUM_EPOCHS
 
@@ -80,7 +91,8 @@ def test_failed_part_is_reported_on_all_ranks_and_repeated_at_the_end(found: Any
         assert epochs == [2, 1]
 
 
-def test_rank_0_writes_all_if_the_ranks_share_no_folder(found: dict[str, Any]) -> None:
+def test_rank_0_writes_and_reads_all_if_the_ranks_share_no_folder(found: dict[str, Any]) -> None:
     (text, num_first), (_, num_second) = found["not shared"]
     assert "Rank 1 cannot write to" in text
-    assert (num_first, num_second) == (joint_saves.NUM_EPOCHS, 0)
+    assert f"Resuming after {joint_saves.NUM_EPOCHS} epochs" in text
+    assert (num_first, num_second) == (joint_saves.NUM_EPOCHS + 1, 0)

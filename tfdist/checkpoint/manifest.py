@@ -11,7 +11,7 @@ import functools
 import json
 import platform
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -124,8 +124,12 @@ def read(folder: str) -> dict[str, Any]:
     return content
 
 
-def verify(folder: str) -> dict[str, Any]:
-    """Returns the manifest of a folder after comparing every file with it.
+def verify(folder: str, names: Container[str] | None = None) -> dict[str, Any]:
+    """Returns the manifest of a folder after comparing its files with it.
+
+    Args:
+        folder: The folder.
+        names: Files to compare; None: all.
 
     Raises:
         DamagedError: A file is missing or differs from the manifest.
@@ -133,6 +137,8 @@ def verify(folder: str) -> dict[str, Any]:
     """
     content = read(folder)
     for name, expected in content["files"].items():
+        if names is not None and name not in names:
+            continue
         path = posixpath.join(folder, name)
         try:
             found = measure(path)

@@ -1,4 +1,7 @@
-"""Chooses the checkpoint to resume from. The chief chooses it and sends it to all workers."""
+"""Chooses the checkpoint to resume from.
+
+The chief chooses it and sends it to all workers, except for shards, which each worker reads itself.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,24 @@ import posixpath
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.own_shards import NO_SHARDS, OwnShards
 from tfdist.checkpoint.settings import Checkpoints
-from tfdist.checkpoint.snapshot import Packed, Snapshot
-from tfdist.checkpoint.store import Place, Store, load
+from tfdist.checkpoint.snapshot import Packed, Shard, Snapshot, prefix_in, slice_specs
+from tfdist.checkpoint.store import Place, Store, load, verified_files
 from tfdist.errors import ConfigurationError
 from tfdist.groups.agreement import from_rank0
 from tfdist.strategies.base import Strategy
 
 
 def choose(
-    settings: Checkpoints, store: Store, strategy: Strategy, say: Callable[[str], None]
+    settings: Checkpoints,
+    store: Store,
+    strategy: Strategy,
+    say: Callable[[str], None],
+    own: OwnShards = NO_SHARDS,
 ) -> tuple[str, Snapshot] | None:
     """Returns the path of a checkpoint and its content, on every worker.
 
@@ -29,6 +38,8 @@ def choose(
         store: The checkpoints of this run.
         strategy: The strategy of this run.
         say: Called on the chief with a line for each damaged checkpoint.
+        own: The shards of this worker, of the same variables on every worker. They are in
+            `Snapshot.shards`, unless a worker cannot read its own: then the chief reads all.
 
     Returns:
         None if training starts from the beginning.
@@ -37,11 +48,65 @@ def choose(
         ConfigurationError: The checkpoint does not exist, is damaged or cannot be read, or the
             folder would mix checkpoints of two runs.
     """
+    found = _choose(settings, store, strategy, say, own)
+    if found is None or not own.shards:
+        return found
+    path, snapshot = found
+    failed = False
+    try:
+        snapshot.shards = read_shards(path, own)
+    except (ConfigurationError, OSError, tf.errors.OpError, ValueError):
+        failed = True  # damaged, of another model, or not in a shared folder: the chief finds out
+    if not strategy.group.gather([failed]).any():
+        return found
+    return _choose(settings, store, strategy, say, NO_SHARDS)
+
+
+def read_shards(path: str, own: OwnShards) -> list[Shard]:
+    """Reads shards from a checkpoint that any number of ranks has written.
+
+    Args:
+        path: A folder that this worker can read, or a URL.
+        own: The shards.
+
+    Raises:
+        DamagedError: A file is damaged.
+        UnreadableError: A file cannot be read.
+        ValueError, tf.errors.OpError: The checkpoint does not have such variables.
+    """
+    with verified_files(path, own.needed) as folder, tf.device("CPU:0"):
+        prefix = prefix_in(folder)
+        reader = tf.train.load_checkpoint(prefix)
+        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+        shards = []
+        for name, (shape, begin, end) in own.shards.items():
+            if tuple(shapes.get(name, ())) != shape:
+                raise ValueError(f"{path} has no variable {name} with shape {shape}")
+            specs = [spec for spec, _ in slice_specs(shape, begin, end)]
+            slices = tf.raw_ops.RestoreV2(
+                prefix=prefix,
+                tensor_names=[name] * len(specs),
+                shape_and_slices=specs,
+                dtypes=[dtypes[name]] * len(specs),
+            )
+            values = tf.concat([tf.reshape(one, [-1]) for one in slices], 0)
+            shards.append(Shard(name, shape, begin, values))
+        return shards
+
+
+def _choose(
+    settings: Checkpoints,
+    store: Store,
+    strategy: Strategy,
+    say: Callable[[str], None],
+    own: OwnShards,
+) -> tuple[str, Snapshot] | None:
+    """Returns what the chief has chosen and read, without the shards."""
     packed = Packed("", {})
 
     def choose_on_chief() -> str:
         nonlocal packed
-        found = _load(settings, store, say)
+        found = _load(settings, store, say, own)
         if found is None:
             return ""
         path, packed = found
@@ -53,16 +118,17 @@ def choose(
     arrays = packed.arrays
     if strategy.num_workers > 1:  # state of a process, such as an iterator's, cannot be broadcast
         arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
-    return path, Snapshot.unpacked(Packed(text, strategy.group.broadcast_arrays(arrays)), path)
+    packed = Packed(text, strategy.group.broadcast_arrays(arrays))
+    return path, Snapshot.unpacked(packed, path, own.shards)
 
 
 def _load(
-    settings: Checkpoints, store: Store, say: Callable[[str], None]
+    settings: Checkpoints, store: Store, say: Callable[[str], None], own: OwnShards
 ) -> tuple[str, Packed] | None:
     """Reads the checkpoint to resume from; removes the files of interrupted saves."""
     if settings.resume == "auto":
         store.clean()
-        found = store.load_newest(say)
+        found = store.load_newest(say, own)
         if found is not None:
             path, _ = found
             newer = itertools.takewhile(lambda place: store.path(place) != path, store.places())
@@ -79,10 +145,10 @@ def _load(
         return None
     path = os.fspath(settings.resume).rstrip("/")
     for folder in (path, posixpath.join(path, "checkpoints")):  # in a run folder
-        if found := store_at(folder).load_newest(say):
+        if found := store_at(folder).load_newest(say, own):
             break
     else:
-        found = path, load(path)
+        found = path, load(path, own)
     path, packed = found
     places = store.places()
     later = [place for place in places if posixpath.basename(path) < place.name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -40,14 +40,16 @@ class Shard(NamedTuple):
     begin: int
     values: tf.Tensor
 
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of the variable."""
+        return self.values.dtype
+
     def slices(self) -> Iterator[tuple[str, tf.Tensor]]:
         """Yields the specification of each slice, for `SaveV2`, and its elements."""
-        end, position = self.begin + len(self.values), 0
-        for box in _boxes(self.shape, self.begin, end):
-            sizes = [size for _, size in box]
+        position = 0
+        for spec, sizes in slice_specs(self.shape, self.begin, self.begin + len(self.values)):
             num = math.prod(sizes)
-            where = ":".join(f"{first},{size}" for first, size in box)
-            spec = f"{' '.join(map(str, self.shape))} {where}"
             yield spec, tf.reshape(self.values[position : position + num], sizes)
             position += num
 
@@ -85,8 +87,12 @@ class Packed(NamedTuple):
             )
 
     @classmethod
-    def read(cls, folder: str) -> Packed:
+    def read(cls, folder: str, without: Container[str] = ()) -> Packed:
         """Reads the files of a checkpoint.
+
+        Args:
+            folder: The local folder that has them.
+            without: Names of variables that are not read.
 
         Raises:
             DamagedError: A file is damaged.
@@ -95,9 +101,9 @@ class Packed(NamedTuple):
         try:
             with tf.io.gfile.GFile(posixpath.join(folder, STATE), "r") as file:
                 text = file.read()
-            (index,) = (name for name in tf.io.gfile.listdir(folder) if name.endswith(".index"))
-            prefix = posixpath.join(folder, index.removesuffix(".index"))
+            prefix = prefix_in(folder)
             dtypes = tf.train.load_checkpoint(prefix).get_variable_to_dtype_map()
+            dtypes = {name: dtype for name, dtype in dtypes.items() if name not in without}
             with tf.device("CPU:0"):
                 tensors = tf.raw_ops.RestoreV2(
                     prefix=prefix,
@@ -139,24 +145,51 @@ class Snapshot:
         return Packed(text, arrays, tuple(self.shards))
 
     @classmethod
-    def unpacked(cls, packed: Packed, path: str = "the checkpoint") -> Snapshot:
+    def unpacked(
+        cls, packed: Packed, path: str = "the checkpoint", without: Container[str] = ()
+    ) -> Snapshot:
         """Returns the snapshot that was packed.
 
         Args:
             packed: From `packed`.
             path: The path it was read from, for messages.
+            without: Names of variables that were not read.
 
         Raises:
             DamagedError: The JSON does not have the expected structure.
         """
         try:
             content = json.loads(packed.text)
-            variables = {name: packed.arrays[name] for name in content["paths"]}
+            names = [name for name in content["paths"] if name not in without]
+            variables = {name: packed.arrays[name] for name in names}
             state = _with_arrays(content["state"], packed.arrays)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise DamagedError(f"{path} is damaged: cannot parse {STATE} ({reason})") from None
         return cls(variables, content["paths"], state)
+
+
+def prefix_in(folder: str) -> str:
+    """Returns the prefix of the TensorFlow checkpoint in a folder.
+
+    Raises:
+        ValueError: The folder does not have exactly one.
+    """
+    (index,) = (name for name in tf.io.gfile.listdir(folder) if name.endswith(".index"))
+    return posixpath.join(folder, index.removesuffix(".index"))
+
+
+def slice_specs(
+    shape: tuple[int, ...], begin: int, end: int
+) -> Iterator[tuple[str, Sequence[int]]]:
+    """Yields the slices that are the elements `begin` to `end` of a flattened variable.
+
+    Yields:
+        The specification of a slice, for `SaveV2` and `RestoreV2`, and its shape.
+    """
+    for box in _boxes(shape, begin, end):
+        where = ":".join(f"{first},{size}" for first, size in box)
+        yield f"{' '.join(map(str, shape))} {where}", [size for _, size in box]
 
 
 def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -12,7 +12,7 @@ import posixpath
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import pipelines
 from pipelines import storage
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
+from tfdist.checkpoint.own_shards import NO_SHARDS, OwnShards
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.staging import temporary_folder
 from tfdist.errors import ConfigurationError
@@ -90,11 +91,14 @@ class Store:
             raise manifest.error_of(self.folder, error) from None
         return sorted(filter(None, map(Place.named, names)), reverse=True)
 
-    def load_newest(self, say: Callable[[str], None]) -> tuple[str, Packed] | None:
+    def load_newest(
+        self, say: Callable[[str], None], without: OwnShards = NO_SHARDS
+    ) -> tuple[str, Packed] | None:
         """Reads the newest checkpoint that is not damaged.
 
         Args:
             say: Called with a line for each newer checkpoint that is damaged.
+            without: As for `load`.
 
         Returns:
             The path of the checkpoint and its content; None if the folder has no checkpoints.
@@ -107,7 +111,7 @@ class Store:
         for place in self.places():
             path = self.path(place)
             try:
-                packed = load(path)
+                packed = load(path, without)
             except DamagedError as error:
                 problems.append(str(error))
             else:
@@ -244,27 +248,59 @@ class BackgroundWriter:
             raise error
 
 
-def load(path: str) -> Packed:
-    """Reads a checkpoint after comparing every file with its manifest.
+def load(path: str, without: OwnShards = NO_SHARDS) -> Packed:
+    """Reads a checkpoint after comparing its files with its manifest.
 
     Args:
         path: A local folder, or the URL of one in an object store, which is downloaded.
+        without: Variables that are not read. Files that have nothing else are not compared.
 
     Raises:
         DamagedError: The checkpoint is damaged.
         UnreadableError: The checkpoint cannot be read for another reason.
     """
-    if storage.is_object_store(path):
-        with temporary_folder() as folder:
-            try:
-                _download(path, Path(folder))
-                return load(folder)
-            except (DamagedError, UnreadableError) as error:
-                raise type(error)(str(error).replace(folder, path)) from None
-    manifest.verify(path)
-    packed = Packed.read(path)
-    Snapshot.unpacked(packed, path)
+    try:
+        with verified_files(path, without.needed_for_others) as folder:
+            packed = Packed.read(folder, without.shards)
+    except DamagedError:
+        if not without.shards:
+            raise
+        # The checkpoint may have shards of variables that are whole in this run.
+        with verified_files(path, set) as folder:
+            packed = Packed.read(folder, without.shards)
+    Snapshot.unpacked(packed, path, without.shards)
     return packed
+
+
+@contextlib.contextmanager
+def verified_files(
+    path: str, choose: Callable[[Collection[str]], Collection[str]]
+) -> Iterator[str]:
+    """Provides files of a checkpoint in a local folder, after comparing them with its manifest.
+
+    Args:
+        path: A local folder, or the URL of one in an object store.
+        choose: Returns which of the files that the manifest lists are needed.
+
+    Yields:
+        The folder.
+
+    Raises:
+        DamagedError: A file is damaged.
+        UnreadableError: A file cannot be read.
+    """
+    names = choose(manifest.read(path)["files"])
+    if not storage.is_object_store(path):
+        manifest.verify(path, names)
+        yield path
+        return
+    with temporary_folder() as folder:
+        try:
+            _download(path, Path(folder), names)
+            manifest.verify(folder, names)
+            yield folder
+        except (DamagedError, UnreadableError) as error:
+            raise type(error)(str(error).replace(folder, path)) from None
 
 
 def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
@@ -278,15 +314,14 @@ def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
     return f"{name}-{uuid.uuid4().hex[:8]}" if exists(name) else name
 
 
-def _download(url: str, folder: Path) -> None:
-    """Downloads the files of a checkpoint.
+def _download(url: str, folder: Path, names: Collection[str]) -> None:
+    """Downloads files of a checkpoint, and its manifest.
 
     Raises:
         DamagedError: A file is missing.
         UnreadableError: The files cannot be transferred.
     """
-    listed = manifest.read(url)["files"]
-    for name in (*listed, manifest.NAME):
+    for name in (*names, manifest.NAME):
         try:
             (storage.RemotePath(url) / name).download(folder / name)
         except FileNotFoundError:

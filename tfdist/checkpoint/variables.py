@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.checkpoint.own_shards import OwnShards, ShardRange
 from tfdist.checkpoint.snapshot import Shard, Snapshot
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.base import Strategy
@@ -65,6 +66,17 @@ def capture_parts(groups: Groups, snapshot: Snapshot, is_chief: bool) -> None:
             snapshot.paths[name] = variable.path
 
 
+def own_shards(groups: Groups) -> OwnShards:
+    """Returns the shards of this process, without those of variables that it also has whole."""
+    divided = {n: v for n, v in _named(groups).items() if is_divided_over_processes(v)}
+    shards = {}
+    for name, variable in divided.items():
+        if not variable.is_whole:
+            begin, num = variable.division.begin, variable.parts[0].shape.num_elements()
+            shards[name] = ShardRange(tuple(variable.shape), begin, begin + num)
+    return OwnShards(shards, has_copies=len(shards) < len(divided))
+
+
 def are_divided(groups: Groups) -> bool:
     """Returns whether some variables are sharded over processes."""
     return any(is_divided_over_processes(v) for variables in groups.values() for v in variables)
@@ -84,20 +96,23 @@ def restore(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -
     """
     if any(name.startswith(_GLOBAL_SEED) for name in snapshot.variables):
         keras_model.ensured_global_generator()
-    named = _named(groups)
+    named, saved = _named(groups), _saved(snapshot)
     for name, variable in named.items():
-        fits = _fits(snapshot.variables.get(name), variable)
+        fits = _fits(saved.get(name), variable)
         is_same = fits and _same_name(snapshot.paths[name], variable.path)
         if not is_same and (within_epoch or name.startswith(_REQUIRED)):
             raise ConfigurationError(_mismatch(path, name, variable, snapshot))
-    if missing := [n for n in snapshot.variables if n.startswith(_REQUIRED) and n not in named]:
+    if missing := [n for n in saved if n.startswith(_REQUIRED) and n not in named]:
         raise ConfigurationError(
             f"{path} is from another model: it has {snapshot.paths[missing[0]]!r}, which this "
             "model does not have. Build the same model, or use another folder for its checkpoints."
         )
     for name, variable in named.items():
-        if _fits(snapshot.variables.get(name), variable):
-            variable.assign(snapshot.variables[name])
+        value = saved.get(name)
+        if isinstance(value, Shard) and _fits(value, variable):
+            variable.parts[0].assign(value.values)
+        elif _fits(value, variable):
+            variable.assign(value)
 
 
 def capture_gradient_sums(
@@ -146,8 +161,12 @@ def _fits(saved: Any, variable: keras.Variable) -> bool:
     return tf.as_dtype(saved.dtype).name == variable.dtype
 
 
+def _saved(snapshot: Snapshot) -> dict[str, Any]:
+    return {**snapshot.variables, **{shard.name: shard for shard in snapshot.shards}}
+
+
 def _mismatch(path: str, name: str, variable: keras.Variable, snapshot: Snapshot) -> str:
-    saved = snapshot.variables.get(name)
+    saved = _saved(snapshot).get(name)
     found = "no variable"
     if saved is not None:
         found = f"{snapshot.paths[name]!r} ({tuple(saved.shape)}, {saved.dtype})"

@@ -2,7 +2,7 @@
 
 Between two steps, all workers have the same state and have used the same batches. Therefore only
 the chief writes checkpoints, unless each worker has only its shards of some variables. When
-training resumes, the chief reads the checkpoint and broadcasts it.
+training resumes, the chief reads the checkpoint and broadcasts it, without shards of workers.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Checkpointing(CheckpointHooks):
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         self._state.callbacks, self._epochs = callbacks, epochs
         from_rank0(self._strategy.group, self._acquire_lock)
-        found = resume.choose(self._settings, self._store, self._strategy, say)
+        own = self._state.own_shards()
+        found = resume.choose(self._settings, self._store, self._strategy, say, own)
         if self._state.is_divided():
             self._writing.write_jointly()
         if found is None:

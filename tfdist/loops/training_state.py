@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from tfdist.checkpoint import callback_state, export, variables
+from tfdist.checkpoint.own_shards import OwnShards
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place
 from tfdist.loops.compiled_functions import CompiledFunctions
@@ -85,6 +86,10 @@ class TrainingState:
     def is_divided(self) -> bool:
         """Returns whether each worker has only its shards of some variables."""
         return variables.are_divided(self._functions.variables())
+
+    def own_shards(self) -> OwnShards:
+        """Returns the shards that this worker reads itself from a checkpoint."""
+        return variables.own_shards(self._functions.variables())
 
     def take(self, progress: Progress, in_parts: bool = False) -> Snapshot | None:
         """Returns the current state on the chief, and None on other workers.
