@@ -250,7 +250,10 @@ def create_strategy(strategy: str, num_replicas: int, batch_size: int = 4) -> st
     if strategy.endswith("on servers"):
         devices = list(servers.devices(num_replicas))
     elif strategy.endswith("on servers over processes"):
-        devices = ["CPU:0", *servers.devices(num_replicas - 1)] * cluster.size()
+        # A process knows its own server only, and uses only its own part of the names.
+        parts = [["CPU:0", f"rank-{rank}:1/CPU:0"] for rank in range(cluster.size())]
+        parts[cluster.rank()] = ["CPU:0", *servers.devices(1)]
+        devices = [name for part in parts for name in part]
     created = strategies.create(strategy.partition(" ")[0], devices, **options)
     if strategy.startswith("sharded") and created.bucket_bytes:
         created.bucket_bytes = 1  # as in `OPTIONS` for the others
