@@ -29,7 +29,7 @@ class Tuning(NamedTuple):
         >>> dataset = pipelines.read("data/digits", 64, tuning=tuning)
 
     Attributes:
-        num_reads: Blocks of local files read in parallel, by default 16; increase it for slow disks.
+        num_reads: Blocks of local files read in parallel, by default 16; more for slow disks.
         num_maps: Parallel calls of each map function.
         num_prefetched: Batches prepared ahead of the training step.
         num_threads: Size of a private thread pool of this dataset; None: TensorFlow's shared pool.

@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from tests.support import ROOT
 
-#: Launchers that start a command several times.
-_STARTERS = re.compile(r"^(mpirun -np \d+|horovodrun --gloo -np \d+|srun --ntasks \d+) ")
+#: Launchers that start a command several times, and variables of a command.
+_STARTERS = re.compile(
+    r"^(mpirun -np \d+|horovodrun --gloo -np \d+|srun --ntasks \d+|[A-Z_]+=\S+) "
+)
 _OURS = ("python -m tfdist", "python -m pipelines", "python -m benchmarks")
 #: Languages of fenced blocks with commands.
 _SHELLS = ("", "bash", "sh")

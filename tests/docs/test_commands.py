@@ -82,7 +82,6 @@ OTHER_LINES = {
     "python train_photos.py": "the page's block: tests/docs/test_code_blocks.py",
     "mpirun -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
     "horovodrun --gloo -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
-    "HOROVOD_GPU_OPERATIONS=NCCL": "needs CUDA",
     "python -m tests.": "a tool for contributors",
 }
 
