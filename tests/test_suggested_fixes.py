@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-import tfdist
 from tests.support.classifier import X, build, fit, network
 from tests.support.starting import launch, program
 from tests.support.training import Y, building, dataset, mirrored
@@ -81,30 +80,6 @@ def normalized(jit_compile: bool) -> Callable[[], keras.Model]:
     return building(lambda: [keras.Input((4,)), *built_layers], loss=loss, jit_compile=jit_compile)
 
 
-class TwoLookups(layers.Layer):
-    """Uses one table for two lookups: by the values of the rows, and by fixed positions."""
-
-    def __init__(self, mixed: bool) -> None:
-        super().__init__()
-        self.mixed = mixed
-
-    def build(self, shape: Any) -> None:
-        self.table = self.add_weight(shape=(5, 3))
-
-    def call(self, tokens: Any) -> Any:
-        fixed = keras.ops.arange(3)
-        by_row = keras.ops.take(self.table, tokens, axis=0)
-        if self.mixed:
-            return by_row + keras.ops.take(self.table, fixed, axis=0)
-        return by_row + keras.ops.one_hot(fixed, 5) @ self.table
-
-
-def looked_up(mixed: bool) -> tfdist.Trainer:
-    tokens = (X[:, :3] > 0).astype("int32")
-    built_layers = [keras.Input((3,), dtype="int32"), TwoLookups(mixed), layers.Flatten()]
-    return fit(building(lambda: [*built_layers, layers.Dense(1)]), tokens)
-
-
 UNKNOWN = TrainConfig(lr_rule="cosine"), TrainConfig(lr_rule="constant", warmup_epochs=0)
 
 #: By name: code that fails, a pattern of its message, and the code that the message suggests.
@@ -140,11 +115,6 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         lambda: mirrored(functools.partial(custom_step, gradient_accumulation_steps=2)).fit(
             X, Y[:12], batch_size=4, verbose=0
         ),
-    ),
-    "table with two kinds of lookup": (
-        lambda: looked_up(mixed=True),
-        r"keras\.ops\.one_hot and a matrix product",
-        lambda: looked_up(mixed=False),
     ),
     "loss scale as a number": (
         lambda: fit(loss_scale=128),

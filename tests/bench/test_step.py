@@ -12,7 +12,9 @@ import pytest
 from tests.support import starting
 from tfdist.bench.__main__ import main
 
-CONTENDERS = ["tfdist", "tfdist, every batch", "by hand", "Keras", "Keras, in graph"]
+CONTENDERS = [
+    "tfdist", "tfdist, every batch", "by hand", "Keras", "Keras, every batch", "Keras, in graph",
+]  # fmt: skip
 
 
 def run(
