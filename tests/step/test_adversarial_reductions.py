@@ -92,6 +92,16 @@ def with_reversed_gradient(x: Any) -> Any:
     return tf.identity(x), lambda upstream: -0.5 * upstream
 
 
+def _scaled(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a product of rows and weights whose gradient combines the rows in its own way."""
+
+    @tf.custom_gradient
+    def product(x: Any, weights: Any) -> Any:
+        return x * weights, lambda upstream: (upstream * weights, reduce(upstream * x, axis=0))
+
+    return lambda s, x: product(x, tf.convert_to_tensor(s.router[:, 0]))
+
+
 FULL, MEAN, SUM, ROWS = "full batch", Reduction.MEAN, Reduction.SUM, "row by row"
 
 #: Losses that a layer adds, and how they have to be reduced over the rows.
@@ -309,6 +319,8 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     "choice that is not taken": (lambda s, x: ops.where(x > 99, ops.mean(x, 0), x), FULL),
     "clipped gradients": (lambda s, x: with_clipped_gradient(x), FULL),
     "reversed gradients": (lambda s, x: with_reversed_gradient(x) * 1.0, ROWS),
+    "gradient of weights that is a sum": (_scaled(tf.reduce_sum), ROWS),
+    "gradient of weights that is a mean": (_scaled(tf.reduce_mean), FULL),
     "number of rows": (lambda s, x: x * (1 + s.gate / num_rows(x)), FULL),
     "rows twice": (lambda s, x: ops.split(ops.tile(x, (2, 1)), 2)[0], FULL),
     "rows beside other rows": (lambda s, x: ops.concatenate([x, 1 + s.gate * x], 0)[::2], FULL),
