@@ -166,7 +166,7 @@ def given_plain(rule: Rule, *places: int) -> Rule:
         given = [values[place] for place in places if place < len(values)]
         if all(value.is_plain for value in given):
             return rule(op, values)
-        return worst(given) or UNKNOWN
+        return worst(values) or UNKNOWN
 
     return checked
 

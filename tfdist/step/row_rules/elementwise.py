@@ -17,6 +17,7 @@ from tfdist.step.row_dependence import (
     Kind,
     Rule,
     Values,
+    given_plain,
     size,
     with_power,
     without_factor,
@@ -134,9 +135,7 @@ def _free(op: Any, values: Values) -> Dependence:
 
 
 def _found(op: Any, values: Values) -> Dependence:
-    """`LookupTableFindV2`."""
-    if not (values[0].is_plain and values[2].is_plain):
-        return worst(values) or UNKNOWN
+    """`LookupTableFindV2`: values for the keys, from a table with a default."""
     return row_dependence.elementwise([op.inputs[1]], [values[1]], op.outputs[0])
 
 
@@ -151,7 +150,7 @@ def _rules() -> dict[str, Rule]:
     found |= dict.fromkeys(["Rank", "VarHandleOp", "NoOp"], _free)
     return found | {
         "Bitcast": _bitcast, "Cast": _cast, "Neg": _negated, "Const": constant, "ZerosLike": _zeros,
-        "OnesLike": _ones, "LookupTableFindV2": _found,
+        "OnesLike": _ones, "LookupTableFindV2": given_plain(_found, 0, 2),
     }  # fmt: skip
 
 

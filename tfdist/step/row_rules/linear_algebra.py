@@ -14,6 +14,7 @@ from tfdist.step.row_dependence import (
     Rule,
     Values,
     beside_each_other,
+    given_plain,
     summed,
     worst,
 )
@@ -40,8 +41,6 @@ _LAST_AXES = {
 
 def _last_axes(op: Any, values: Values) -> Dependence:
     value, rank = values[0], op.inputs[0].shape.rank
-    if not all(v.is_plain for v in values[1:]):
-        return worst(values) or UNKNOWN
     if value.kind is not Kind.ROWS:
         return row_dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
     if rank is None:
@@ -59,9 +58,7 @@ def _leading(op: Any, values: Values, place: int) -> Dependence:
 
 def _transformed(op: Any, values: Values) -> Dependence:
     """`ImageProjectiveTransformV3`: one transform for all images, or one for each."""
-    images, transforms, shape, *others = values
-    if not all(v.is_plain for v in (shape, *others)):
-        return worst(values) or UNKNOWN
+    images, transforms = values[:2]
     if images == transforms and images.is_row_wise:
         return images
     # One transform may be for a fixed number of images.
@@ -145,13 +142,13 @@ def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str
 
 
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = dict.fromkeys(_LAST_AXES, _last_axes)
+    found: dict[str, Rule] = dict.fromkeys(_LAST_AXES, given_plain(_last_axes, 1, 2))
     for place, text in _LEADING.items():
         rule = lambda op, v, place=place: _leading(op, v, place)  # noqa: E731
         found |= dict.fromkeys(text.split(), rule)
     found |= dict.fromkeys(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], _product)
     names = ["ImageProjectiveTransformV2", "ImageProjectiveTransformV3"]
-    return found | dict.fromkeys(names, _transformed) | {"Einsum": _einsum}
+    return found | dict.fromkeys(names, given_plain(_transformed, 2, 3)) | {"Einsum": _einsum}
 
 
 #: The rules, by type of operation.

@@ -82,7 +82,7 @@ def _cumulative(op: Any, values: Values) -> Dependence:
     place = 2 if op.type == "Roll" else 1
     if value.kind is not Kind.ROWS:
         return elementwise_rule(op, values)
-    if (axes := _axes_of(op, place)) is None or not all(v.is_plain for v in values[1:]):
+    if (axes := _axes_of(op, place)) is None:
         return UNKNOWN
     return MIXED if value.axis in axes or value.power else value
 
@@ -108,8 +108,8 @@ def _rules() -> dict[str, Rule]:
     found |= dict.fromkeys(["Sum", "Mean"], linear)
     names = ["Max", "Min", "Prod", "All", "Any", "EuclideanNorm"]
     found |= dict.fromkeys(names, given_plain(lambda op, v: _reduced(op, v, is_linear=False), 1))
-    found |= dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], _cumulative)
-    found |= dict.fromkeys(["ReverseV2", "Roll"], _cumulative)
+    names = ["Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll"]
+    found |= dict.fromkeys(names, given_plain(_cumulative, 1, 2))
     found |= dict.fromkeys(["ArgMax", "ArgMin"], given_plain(_one_axis, 1))
     names = ["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"]
     return found | dict.fromkeys(names, _cross_entropy)

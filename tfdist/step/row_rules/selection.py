@@ -177,8 +177,8 @@ def _where(op: Any, values: Values) -> Dependence:
 
 def _one_hot(op: Any, values: Values) -> Dependence:
     value, rank = values[0], op.inputs[0].shape.rank
-    if not all(v.is_plain for v in values[1:]) or (value.kind is Kind.ROWS and value.power):
-        return worst(values) or UNKNOWN
+    if value.kind is Kind.ROWS and value.power:
+        return UNKNOWN
     if value.kind is not Kind.ROWS:
         return row_dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
     if rank is None:
@@ -192,7 +192,7 @@ def _rules() -> dict[str, Rule]:
     found |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], gathered)
     return found | {
         "Slice": given_plain(_sliced, 1), "StridedSlice": given_plain(_strided, 1, 2, 3),
-        "OneHot": _one_hot, "Where": _where,
+        "OneHot": given_plain(_one_hot, 1, 2, 3), "Where": _where,
     }  # fmt: skip
 
 

@@ -293,10 +293,6 @@ def _broadcast_shape(op: Any, values: Values) -> Dependence:
     return Dependence(Kind.SHAPE, parts=parts)
 
 
-def _range(op: Any, values: Values) -> Dependence:
-    return FREE if all(v.is_plain for v in values) else worst(values) or UNKNOWN
-
-
 def _drawn(op: Any, values: Values) -> Dependence:
     """Random numbers: every replica draws its rows of the global draw, or the same numbers."""
     parts = parts_of(op.inputs[0], values[0])
@@ -327,7 +323,7 @@ def _rules() -> dict[str, Rule]:
         "Shape": _shape, "Size": _num_elements, "Pack": _packed, "Unpack": _unpacked,
         "ConcatV2": given_plain(_concatenated, -1), "ExpandDims": given_plain(_expanded, 1),
         "Squeeze": _squeezed, "Transpose": given_plain(_transposed, 1), "Reshape": _reshaped,
-        "Tile": _tiled, "Range": _range,
+        "Tile": _tiled,
         "BroadcastArgs": _broadcast_shape, "StatelessMultinomial": _drawn_from,
     }  # fmt: skip
 
