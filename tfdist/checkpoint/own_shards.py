@@ -43,8 +43,7 @@ class OwnShards:
             listed: The files of the checkpoint. A rank that has written shards has written the
                 elements that `shard_sizes` gives it, whatever the number of ranks was.
         """
-        data = sorted(name for name in listed if ".data-" in name)
-        found = {*listed} - {*data[1:]}  # variables without shards are in the first one
+        data, found = _data_files(listed), _files_without_shards(listed)
         for shape, begin, end in self.shards.values():
             first = 0
             for name, size in zip(data, shard_sizes(math.prod(shape), len(data)), strict=True):
@@ -55,8 +54,18 @@ class OwnShards:
 
     def needed_for_others(self, listed: Collection[str]) -> set[str]:
         """Returns the files that have variables without shards, and sharded ones with copies."""
-        data = sorted(name for name in listed if ".data-" in name)
-        return {*listed} if self.has_copies or not self.shards else {*listed} - {*data[1:]}
+        needs_all = self.has_copies or not self.shards
+        return {*listed} if needs_all else _files_without_shards(listed)
+
+
+def _data_files(listed: Collection[str]) -> list[str]:
+    """Returns the files with the elements of variables, in the order of the ranks."""
+    return sorted(name for name in listed if ".data-" in name)
+
+
+def _files_without_shards(listed: Collection[str]) -> set[str]:
+    """Returns all files but those that have nothing but shards of the ranks after the first."""
+    return {*listed} - {*_data_files(listed)[1:]}
 
 
 #: Reads all variables whole.
