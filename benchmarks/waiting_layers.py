@@ -83,13 +83,26 @@ class Waits(WaitingLayer):
 
 
 def _hold(stream: _Stream, values: tf.Tensor, row_ms: float) -> tf.Tensor:
-    def wait(array: np.ndarray) -> np.ndarray:
-        stream.hold(len(array) * row_ms / 1e3)
-        return array
+    def wait(value: np.ndarray, num_rows: np.ndarray) -> np.ndarray:
+        stream.hold(int(num_rows) * row_ms / 1e3)
+        return value
 
-    # Stateful operations would wait for each other, even on different devices.
-    held = tf.numpy_function(wait, [values], values.dtype, stateful=False)
-    return tf.ensure_shape(held, values.shape)
+    def waited(value: tf.Tensor, num_rows: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(wait, [value, num_rows], tf.float32)
+
+    # An element of the values, so that the wait begins when they are there.
+    args = [tf.reshape(values, [-1])[0], tf.shape(values)[0]]
+    if tf.executing_eagerly():
+        waited(*args)
+        return tf.identity(values)
+    with tf.init_scope(), tf.device(None):
+        specs = tf.TensorSpec([], tf.float32), tf.TensorSpec([], tf.int32)
+        call = tf.function(waited, autograph=False).get_concrete_function(*specs)
+    # As a stateless call: stateful operations wait for each other, even on different devices. As a
+    # control dependency: the row analysis cannot follow Python functions.
+    call.add_to_graph(tf.compat.v1.get_default_graph())
+    with tf.control_dependencies(tf.raw_ops.PartitionedCall(args=args, Tout=[tf.float32], f=call)):
+        return tf.identity(values)
 
 
 def network(num_layers: int, row_ms: float) -> keras.Model:

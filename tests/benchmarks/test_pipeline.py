@@ -15,6 +15,7 @@ from tests.bench.test_step import run
 def test_smoke_measures_a_pipeline(tmp_path: Path) -> None:
     done = run(tmp_path, "pipeline", "--smoke", "--json", "pipeline.json", program="benchmarks")
     assert "of the ideal" in done.stdout
+    assert "Full-batch mode" not in done.stderr
     (result,) = json.loads((tmp_path / "pipeline.json").read_text())["results"]
     assert (result["stages"], result["order"], result["micro_batches"]) == (2, "1f1b", 2)
     assert result["ideal"] == pytest.approx(4 / 3)
