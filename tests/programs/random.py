@@ -6,6 +6,7 @@ A seed and a number identify a model: `--seed 3 --first 17 --count 1` repeats mo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import random
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers, losses, ops, optimizers
 
 from tests import start_tensorflow
@@ -354,13 +356,26 @@ def differences_of(recipe: Recipe) -> list[str]:
     """Trains a recipe with a Trainer and with plain Keras; returns the differences.
 
     Raises:
-        TfdistError: The Trainer refuses it, for which there is no reason.
+        TfdistError: The Trainer refuses it, but plain Keras trains it.
     """
     from tests.programs import engines
 
     program = recipe.program()
-    found = engines.tfdist(program, *recipe.strategy)
-    return [str(d) for d in compare(found, engines.plain(program, eagerly=True), program)]
+    try:
+        found = engines.tfdist(program, *recipe.strategy)
+    except TfdistError:
+        # Optimizers of Keras fail in some models whose loss becomes NaN, also on one device.
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            engines.plain(program)
+            raise
+        return []
+    # Without graphs, Keras needs a third of the time. But it drops the division by the weights if a
+    # loss returns one number for a batch of one row, which it does not see in a graph.
+    for eagerly in (True, False):
+        differences = [str(d) for d in compare(found, engines.plain(program, eagerly), program)]
+        if not differences:
+            break
+    return differences
 
 
 def main() -> int:
