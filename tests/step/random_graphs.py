@@ -220,6 +220,11 @@ def _controlled(pool: Pool) -> tf.Tensor:
         lambda: counted(pool.number()),
         lambda: tf.map_fn(lambda row: tf.tanh(row) + tf.reduce_mean(a), c),
         lambda: tf.map_fn(lambda row: row * 2.0, c),
+        lambda: tf.vectorized_map(lambda row: tf.tanh(row) + tf.reduce_mean(row), c),
+        lambda: tf.vectorized_map(lambda row: row * a, c),
+        lambda: tf.vectorized_map(lambda pair: pair[0] * pair[1], (c, b)),
+        lambda: tf.vectorized_map(lambda row: tf.matmul(row, pool.one(rank=2)), c),
+        lambda: tf.gather(c, tf.range(tf.shape(b)[0]), axis=pool.axis(c)),
         lambda: tf.scan(lambda total, row: tf.tanh(total + row), c),
         lambda: tf.foldl(lambda total, row: total + row, c),
         lambda: tf.TensorArray(tf.float64, 3).unstack(a).stack(),
@@ -314,6 +319,11 @@ def _holds(value: Dependence, whole: Any, parts: list[Any]) -> bool:
     if value.kind is Kind.SHAPE:
         pairs = enumerate(value.parts)
         return all(_holds(part, whole[i], [own[i] for own in parts]) for i, part in pairs)
+    if value.kind is Kind.SEVERAL:
+        return bool(whole == (NUM_ROWS * (value.factor or 0) > 1))
+    if value.kind is Kind.PLACES:
+        pairs = zip([whole, *parts], [NUM_ROWS, *PARTS], strict=True)
+        return all(_close(own, np.arange(n * (value.factor or 0))) for own, n in pairs)
     if value.kind is Kind.SELECTED:
         return _close(whole, np.concatenate(parts))
     whole = whole / float(NUM_ROWS) ** value.power

@@ -343,6 +343,26 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         ROWS,
     ),
+    "vectorized map over rows": (
+        lambda s, x: tf.vectorized_map(
+            lambda row: row * (1 + s.gate) + (row[None] @ s.a @ s.b)[0], x
+        ),
+        ROWS,
+    ),
+    "vectorized map that subtracts the mean of rows": (
+        lambda s, x: tf.vectorized_map(lambda row: row + s.gate * (row - ops.mean(x, 0)), x),
+        FULL,
+    ),
+    "vectorized map over pairs": (
+        lambda s, x: tf.vectorized_map(lambda row: row + s.gate * ops.sum(ops.abs(row - x)), x),
+        FULL,
+    ),
+    "weights of the places of rows": (
+        lambda s, x: (
+            x * (1 + s.gate * ops.take(s.router * 2, ops.arange(ops.shape(x)[0]) % 4, 0)[:, :1])
+        ),
+        FULL,
+    ),
     "loop over row numbers": (
         lambda s, x: tf.map_fn(
             lambda number: x[number], ops.arange(ops.shape(x)[0]), fn_output_signature=x.dtype

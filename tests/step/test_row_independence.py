@@ -48,6 +48,23 @@ INDEPENDENT = {
     "row": lambda x, *_: ops.softmax(x) * 2,
     "order in each row": lambda x, *_: ops.take_along_axis(x, ops.argsort(x, axis=1), axis=1),
     "einsum": lambda x, *_: ops.einsum("...i,ij->...j", x, np.eye(4)),
+    "einsum with an axis of length 1 before": lambda x, *_: ops.sum(
+        ops.einsum("...i,...i->...i", x, np.ones((3, 1, 4), "float32")), 0
+    ),
+    "vectorized map": lambda x, *_: ops.vectorized_map(lambda row: row * row[0] - ops.mean(row), x),
+    "vectorized map of two inputs": lambda x, *_: tf.vectorized_map(
+        lambda rows: rows[0] * tf.gather(rows[1], tf.argsort(rows[1])), (x, ops.tanh(x))
+    ),
+    "vectorized map with weights": lambda x, *_: tf.vectorized_map(
+        lambda row: (row[None] @ np.eye(4, dtype="float32"))[0], x
+    ),
+    "vectorized map of diagonals": lambda x, *_: tf.vectorized_map(
+        lambda row: ops.sum(tf.linalg.inv(tf.linalg.diag(row * row + 1)), 0), x
+    ),
+    "map of two inputs": lambda x, *_: ops.map(
+        lambda rows: rows["a"] * rows["b"], {"a": x, "b": ops.tanh(x)}
+    ),
+    "sizes of all axes": lambda x, *_: ops.reshape(ops.reshape(x, (-1,)), tf.unstack(tf.shape(x))),
     "token for each row": lambda x, *_: ops.concatenate(
         [ops.repeat(ops.ones((1, 2)), ops.shape(x)[0], axis=0), x], -1
     )[:, :4],

@@ -23,7 +23,7 @@ from tfdist.step.row_dependence import (
     worst,
 )
 from tfdist.step.row_loops import of_row, row_loop
-from tfdist.step.row_rules import OF_SELECTED_ROWS, RULES
+from tfdist.step.row_rules import OF_PLACES, OF_SELECTED_ROWS, RULES
 from tfdist.upstream.tensorflow_graphs import function_graph, has_custom_gradient
 
 #: Passes through the body of a loop until the classes of its variables have to settle.
@@ -33,6 +33,11 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
 _INDEXING = ("Identity", "TensorListGetItem", "TensorListSetItem")
+#: Kinds that few rules know: the types of operations whose rules do.
+_SPECIAL = (
+    (Kind.ROUND, _INDEXING), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
+    (Kind.SELECTED, OF_SELECTED_ROWS),
+)  # fmt: skip
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "Scatter")
 
 
@@ -94,11 +99,12 @@ class RowAnalysis:
             is_written = op.inputs[0].ref() in self._written_in(op.graph)
             return [UNKNOWN if is_written else FREE]
         kinds = {value.kind for value in values}
-        is_left_out = (Kind.ROUND in kinds and op.type not in _INDEXING) or (
-            Kind.SELECTED in kinds and op.type not in OF_SELECTED_ROWS
-        )
+        is_left_out = any(kind in kinds and op.type not in known for kind, known in _SPECIAL)
         if (rule := RULES.get(op.type)) is not None and not is_left_out:
-            return [rule(op, values)] * len(op.outputs)
+            of_outputs = rule(op, values)
+            if isinstance(of_outputs, list):
+                return of_outputs
+            return [of_outputs] * len(op.outputs)
         value = FREE if all(value.is_plain for value in values) else worst(values) or UNKNOWN
         return [value] * len(op.outputs)
 

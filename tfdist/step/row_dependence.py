@@ -12,6 +12,8 @@ computes from all rows:
 - LIST: a TensorFlow list, with the class that all of its elements have.
 - ROUND: in a loop over rows, the number of the round.
 - ROW: in a loop over rows, a value that is computed from the row of the round alone.
+- PLACES: the places 0, 1, 2, ... of the entries of all rows' blocks.
+- SEVERAL: whether all rows' blocks have more than one entry together.
 - SELECTED: entries of some rows, which the rows themselves select, along the first axis.
 - MIXED: a value that is known to combine rows in another way.
 - UNKNOWN: a value that the analysis cannot classify.
@@ -39,6 +41,8 @@ class Kind(enum.Enum):
     LIST = "list"
     ROUND = "round"
     ROW = "row"
+    PLACES = "places"
+    SEVERAL = "several"
     SELECTED = "selected"
     MIXED = "mixed"
     UNKNOWN = "unknown"
@@ -52,9 +56,10 @@ class Dependence:
         kind: The kind.
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
-        factor: Of ROWS: the number of entries in the block of a row. Of ROUND and ROW: the number
-            of rounds for each row. Of FREE, and of the length of a LIST: the integer by which the
-            power of B is multiplied. None if that is unknown. The factor of zeros is 0.
+        factor: Of ROWS, PLACES and SEVERAL: the number of entries in the block of a row. Of ROUND
+            and ROW: the number of rounds for each row. Of FREE, and of the length of a LIST: the
+            integer by which the power of B is multiplied. None if that is unknown. The factor of
+            zeros is 0.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
             Of ROWS: the class of each segment if the tensor is a concatenation along the axis of
             the rows, so that the entries of a row are not beside each other; or DRAWN.
@@ -106,9 +111,9 @@ class Dependence:
 
 
 #: The classes of several tensors, and a rule: from an operation and the classes of its inputs, the
-#: class of its outputs.
+#: class of all of its outputs, or a list with that of each.
 Values = Sequence[Dependence]
-Rule = Callable[[Any, Values], Dependence]
+Rule = Callable[[Any, Values], Dependence | list[Dependence]]
 
 FREE = Dependence(Kind.FREE)
 ZERO = Dependence(Kind.FREE, factor=0)
@@ -162,7 +167,7 @@ def given_plain(rule: Rule, *places: int) -> Rule:
         *places: Places of these inputs, which are axes, sizes, or places of entries.
     """
 
-    def checked(op: Any, values: Values) -> Dependence:
+    def checked(op: Any, values: Values) -> Dependence | list[Dependence]:
         given = [values[place] for place in places if place < len(values)]
         if all(value.is_plain for value in given):
             return rule(op, values)

@@ -1,7 +1,8 @@
 """How TensorFlow's operations pass on the dependence on rows: a rule for each type of operation.
 
 A rule gets an operation and the classes of its inputs (`row_dependence.Dependence`), and returns
-the class of its outputs. Operations without a rule are UNKNOWN as soon as rows reach them.
+the class of its outputs, or of each. Operations without a rule are UNKNOWN as soon as rows reach
+them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from tfdist.step.row_rules import (
     elementwise,
     linear_algebra,
     lists,
+    places,
     reductions,
     selection,
     shapes,
@@ -24,7 +26,11 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **selection.RULES,
     **shapes.RULES,
+    **places.RULES,
 }
+
+#: Operations whose rules also apply to the places of rows.
+OF_PLACES = places.OF_PLACES
 
 #: Operations whose rules also apply to entries of selected rows.
 OF_SELECTED_ROWS = frozenset(

@@ -30,10 +30,14 @@ _LEADING = {
     2: "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
 }
 
+#: Label of axes of length 1, which are broadcast.
+_BROADCAST = "_"
+
 #: Functions of the last axes of a tensor, by the number of these axes.
 _LAST_AXES = {
     "Softmax": 1, "LogSoftmax": 1, "TopKV2": 1, "TopK": 1, "Cholesky": 2,
     "MatrixBandPart": 2, "MatrixInverse": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2,
+    "MatrixDiagV3": 1,
     "Svd": 2, "Qr": 2, "SelfAdjointEigV2": 2, "FFT": 1, "IFFT": 1, "RFFT": 1, "IRFFT": 1,
     "FFT2D": 2, "IFFT2D": 2, "RFFT2D": 2, "IRFFT2D": 2, "AdjustContrastv2": 3,
 }  # fmt: skip
@@ -46,6 +50,13 @@ def _last_axes(op: Any, values: Values) -> Dependence:
     if rank is None:
         return UNKNOWN
     return MIXED if value.power or value.axis >= rank - _LAST_AXES[op.type] else value
+
+
+def _diagonal(op: Any, values: Values) -> Dependence:
+    """`MatrixDiagV3`: matrices with one diagonal each."""
+    if values[0].kind is Kind.ROWS and op.inputs[1].shape.rank != 0:
+        return UNKNOWN  # perhaps a diagonal for each row
+    return _last_axes(op, values)
 
 
 def _leading(op: Any, values: Values, place: int) -> Dependence:
@@ -78,33 +89,34 @@ def _product(op: Any, values: Values) -> Dependence:
     ends = ["km" if turned[0] else "mk", "nk" if turned[1] else "kn"]
     rank = max(ranks)
     letters = "abcdefgh"[: rank - 2]
-    # Axes of length 1 are broadcast: they get labels of their own.
     labels = []
     for tensor, own, end in zip(list(op.inputs)[:2], ranks, ends, strict=True):
-        lengths = tensor.shape[: own - 2]
         front = letters[len(letters) - (own - 2) :]
-        labels.append(
-            [("1" if n == 1 else c) for c, n in zip(front, lengths, strict=True)] + [*end]
-        )
+        labels.append([*_of_axes(front, tensor.shape[: own - 2]), *end])
     return _einsum_of(op, values, labels, letters + "mn")
+
+
+def _of_axes(labels: str, lengths: Any) -> list[str]:
+    """Returns the labels of axes that are broadcast if their length is 1."""
+    return [_BROADCAST if n == 1 else c for c, n in zip(labels, lengths, strict=True)]
 
 
 def _einsum(op: Any, values: Values) -> Dependence:
     given, out = op.get_attr("equation").decode().replace(" ", "").split("->")
     parts = given.split(",")
-    if "." in given:
-        # Each factor has the last ones of the axes that the dots stand for.
-        ranks = [tensor.shape.rank for tensor in op.inputs]
-        if None in ranks:
-            return _einsum_of(op, values, None, "")
-        numbers = [rank - len(p.replace("...", "")) for rank, p in zip(ranks, parts, strict=True)]
-        dots = "0123456789"[: max(numbers)]
-        parts = [
-            part.replace("...", dots[len(dots) - number :])
-            for part, number in zip(parts, numbers, strict=True)
-        ]
-        out = out.replace("...", dots)
-    return _einsum_of(op, values, [list(part) for part in parts], out)
+    if "..." not in given:
+        return _einsum_of(op, values, [list(part) for part in parts], out)
+    # Each factor has the last ones of the axes that the dots stand for.
+    ranks = [tensor.shape.rank for tensor in op.inputs]
+    if None in ranks:
+        return _einsum_of(op, values, None, "")
+    numbers = [rank - len(p.replace("...", "")) for rank, p in zip(ranks, parts, strict=True)]
+    dots, labels = "0123456789"[: max(numbers)], []
+    for tensor, part, number in zip(op.inputs, parts, numbers, strict=True):
+        before, _, after = part.partition("...")
+        lengths = tensor.shape[len(before) : len(before) + number]
+        labels.append([*before, *_of_axes(dots[len(dots) - number :], lengths), *after])
+    return _einsum_of(op, values, labels, out.replace("...", dots))
 
 
 def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str) -> Dependence:
@@ -132,7 +144,7 @@ def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str
     if len(found) > 1:
         return MIXED
     label = found.pop()
-    if label == "1":
+    if label == _BROADCAST:
         return UNKNOWN
     if any(label in own for v, own in pairs if v.kind is not Kind.ROWS):
         return MIXED  # a weight for each place in the batch
@@ -147,6 +159,7 @@ def _rules() -> dict[str, Rule]:
         rule = lambda op, v, place=place: _leading(op, v, place)  # noqa: E731
         found |= dict.fromkeys(text.split(), rule)
     found |= dict.fromkeys(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], _product)
+    found["MatrixDiagV3"] = given_plain(_diagonal, 1, 2, 3, 4)
     names = ["ImageProjectiveTransformV2", "ImageProjectiveTransformV3"]
     return found | dict.fromkeys(names, given_plain(_transformed, 2, 3)) | {"Einsum": _einsum}
 

@@ -39,7 +39,8 @@ def _reduced(op: Any, values: Values, is_linear: bool) -> Dependence:
     """Reductions: `Sum` and `Mean` are linear, others are not."""
     value = values[0]
     if value.kind is Kind.SHAPE:
-        return product_of(value) if op.type == "Prod" else UNKNOWN
+        is_one = op.type in ("Max", "Min") and len(set(value.parts)) == 1
+        return product_of(value) if op.type == "Prod" else value.parts[0] if is_one else UNKNOWN
     if value.kind in (Kind.FREE, Kind.SUMMED):
         if value.kind is Kind.FREE and not value.power:
             return value if value.is_zero else FREE

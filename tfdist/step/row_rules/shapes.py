@@ -88,10 +88,10 @@ def _packed(op: Any, values: Values) -> Dependence:
     return replace(found, axis=found.axis + (axis % rank <= found.axis))
 
 
-def _unpacked(op: Any, values: Values) -> Dependence:
+def _unpacked(op: Any, values: Values) -> Dependence | list[Dependence]:
     value, rank = values[0], op.inputs[0].shape.rank
     if value.kind is Kind.SHAPE:
-        return UNKNOWN
+        return list(value.parts)
     if value.kind is not Kind.ROWS or rank is None:
         return value if value.kind is not Kind.ROWS else UNKNOWN
     axis = op.get_attr("axis") % rank
@@ -134,10 +134,12 @@ def _segments_of(value: Dependence) -> tuple[Dependence, ...]:
     return value.parts if value.parts not in ((), DRAWN) else (rows(0, value.factor),)
 
 
-def _split(op: Any, values: Values) -> Dependence:
+def _split(op: Any, values: Values) -> Dependence | list[Dependence]:
     place = 1 if op.type == "Split" else 0
     value, rank = values[place], op.inputs[place].shape.rank
     axis = constant_value(op.inputs[0 if op.type == "Split" else 2])
+    if value.kind is Kind.SHAPE and len(op.outputs) == len(value.parts) and op.type == "Split":
+        return [replace(value, parts=(part,)) for part in value.parts]
     if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE else value
     if axis is None or rank is None:
