@@ -345,7 +345,7 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
     ),
     "vectorized map over rows": (
         lambda s, x: tf.vectorized_map(
-            lambda row: row * (1 + s.gate) + (row[None] @ s.a @ s.b)[0], x
+            lambda row: (row[None] @ s.a @ s.b)[0] + tf.linalg.matvec(s.b, s.gate * row)[0] + row, x
         ),
         ROWS,
     ),

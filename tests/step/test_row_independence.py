@@ -58,6 +58,9 @@ INDEPENDENT = {
     "vectorized map with weights": lambda x, *_: tf.vectorized_map(
         lambda row: (row[None] @ np.eye(4, dtype="float32"))[0], x
     ),
+    "vectorized map with a matrix before": lambda x, *_: tf.vectorized_map(
+        lambda row: tf.linalg.matvec(np.arange(16, dtype="float32").reshape(4, 4), row), x
+    ),
     "vectorized map of diagonals": lambda x, *_: tf.vectorized_map(
         lambda row: ops.sum(tf.linalg.inv(tf.linalg.diag(row * row + 1)), 0), x
     ),

@@ -36,7 +36,7 @@ _INDEXING = ("Identity", "TensorListGetItem", "TensorListSetItem")
 #: Kinds that few rules know: the types of operations whose rules do.
 _SPECIAL = (
     (Kind.ROUND, _INDEXING), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
-    (Kind.SELECTED, OF_SELECTED_ROWS),
+    (Kind.SWAPPED, ("Reshape",)), (Kind.SELECTED, OF_SELECTED_ROWS),
 )  # fmt: skip
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "Scatter")
 

@@ -14,6 +14,7 @@ computes from all rows:
 - ROW: in a loop over rows, a value that is computed from the row of the round alone.
 - PLACES: the places 0, 1, 2, ... of the entries of all rows' blocks.
 - SEVERAL: whether all rows' blocks have more than one entry together.
+- SWAPPED: ROWS whose first two axes are going to be swapped, in the order of either.
 - SELECTED: entries of some rows, which the rows themselves select, along the first axis.
 - MIXED: a value that is known to combine rows in another way.
 - UNKNOWN: a value that the analysis cannot classify.
@@ -43,6 +44,7 @@ class Kind(enum.Enum):
     ROW = "row"
     PLACES = "places"
     SEVERAL = "several"
+    SWAPPED = "swapped"
     SELECTED = "selected"
     MIXED = "mixed"
     UNKNOWN = "unknown"

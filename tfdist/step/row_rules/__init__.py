@@ -16,6 +16,7 @@ from tfdist.step.row_rules import (
     reductions,
     selection,
     shapes,
+    swapped_axes,
 )
 
 #: The rules, by type of operation.
@@ -27,6 +28,7 @@ RULES: dict[str, Rule] = {
     **selection.RULES,
     **shapes.RULES,
     **places.RULES,
+    **swapped_axes.RULES,
 }
 
 #: Operations whose rules also apply to the places of rows.

@@ -191,6 +191,8 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         return value if parts and parts[0].factor == -1 else UNKNOWN
     if value.kind is not Kind.ROWS:
         return value if values[1].is_plain else worst(values) or UNKNOWN
+    if parts and _keeps_axes_before(inputs, value, parts):
+        return replace(value, factor=parts[value.axis].factor)
     if not parts or inputs.shape.rank is None or {*inputs.shape[: value.axis]} - {1}:
         return UNKNOWN  # the entries of a row are not beside each other
     entry, value = inputs.shape[value.axis + 1 :], replace(value, axis=0)
@@ -209,6 +211,32 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if block is None and not _suffix_divides(entry, out):
         return UNKNOWN
     return replace(value, factor=block)
+
+
+def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependence]) -> bool:
+    """Returns whether a reshape changes only the axis of the rows and those behind it.
+
+    Args:
+        tensor: The tensor.
+        value: Its class.
+        parts: The classes of its new lengths.
+    """
+    axis = value.axis
+    if not axis or value.parts not in ((), DRAWN) or len(parts) <= axis:
+        return False
+    before, others = tensor.shape[:axis].as_list(), (*parts[:axis], *parts[axis + 1 :])
+    lengths = [part.factor for part in parts if part.factor is not None]
+    is_known = len(lengths) == len(parts) and None not in before
+    if parts[axis].power != 1 or any(part.power for part in others) or not is_known:
+        return False
+    if any(new not in (old, -1) for new, old in zip(lengths, before, strict=False)):
+        return False
+    if -1 not in lengths[:axis]:
+        return True
+    # The length that TensorFlow computes is the one before if each row has as many entries.
+    entry = tensor.shape[axis + 1 :]
+    is_known = value.factor is not None and entry.is_fully_defined() and -1 not in lengths[axis:]
+    return is_known and math.prod(lengths[axis:]) == value.factor * math.prod(entry)
 
 
 def _block(entry: tf.TensorShape, out: Any, value: Dependence) -> int | None:
