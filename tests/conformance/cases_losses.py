@@ -116,8 +116,9 @@ class Contrastive(keras.Sequential):
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
     ) -> Any:
         """The cross entropy of finding each row's label among all labels of the batch."""
-        similarity = y_pred @ ops.transpose(y)
-        target = ops.arange(ops.shape(y)[0])
+        target = ops.flip(ops.arange(ops.shape(y)[0]))
+        # The gradient of rows that are looked up is a tf.IndexedSlices.
+        similarity = ops.take(y_pred, target, axis=0) @ ops.transpose(y)
         return ops.mean(
             keras.losses.sparse_categorical_crossentropy(target, similarity, from_logits=True)
         )

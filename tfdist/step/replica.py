@@ -201,7 +201,9 @@ class Replica:
             def backward(*upstream: tf.Tensor | None) -> list[tf.Tensor | None]:
                 end = begin + self.num_rows
                 return [
-                    None if gradient is None else self.num_replicas * gradient[begin:end]
+                    None
+                    if gradient is None
+                    else self.num_replicas * tf.convert_to_tensor(gradient)[begin:end]
                     for gradient in upstream
                 ]
 
