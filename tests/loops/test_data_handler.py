@@ -1,4 +1,4 @@
-"""Limits from `keras.config`, data that end early, and positions saved by earlier versions."""
+"""Limits from `keras.config`, data that end early, saved positions, and what `tf.data` tunes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.loops.test_epoch import Listener, run
 from tfdist.loops.data_handler import DataHandler, limited_epochs, limited_steps_per_epoch
 from tfdist.strategies.one_device import OneDevice
+from tfdist.upstream import input_data
 
 
 @pytest.fixture
@@ -64,3 +66,22 @@ def test_restores_positions_of_earlier_versions(step: int) -> None:
 
     assert rows(old) == rows(state)
     assert len(rows(old)) == 6 - step
+
+
+_ARRAY = np.arange(12.0)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("x", "tuned"),
+    [
+        pytest.param(_ARRAY, False, id="arrays"),
+        pytest.param(((batch,) for batch in _ARRAY), False, id="generator"),
+        pytest.param(tf.data.Dataset.from_tensors(_ARRAY), True, id="the user's data set"),
+    ],
+)
+def test_an_iterator_over_data_in_memory_has_no_thread_that_delays_its_end(
+    x: Any, tuned: bool
+) -> None:
+    dataset = input_data.dataset_of(input_data.data_adapter(x, shuffle=False))
+    at_the_end = dataset.map(lambda *batch: batch, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    assert (at_the_end.options().autotune.enabled is not False) == tuned

@@ -42,7 +42,7 @@ class DataOrder:
     def dataset(self) -> tf.data.Dataset:
         """The dataset of global batches."""
         if self._dataset is None:
-            self._dataset = self._adapter.get_tf_dataset()
+            self._dataset = input_data.dataset_of(self._adapter)
         return self._dataset
 
     def first_batch(self) -> Any:
@@ -228,7 +228,7 @@ class PipelineOrder(NumberedOrder):
     ) -> Iterator[Any]:
         if self._distributed is None:
             dataset = self._restart.dataset(lambda: self._where)
-            self._distributed = distribute(self._adapter_of(dataset).get_tf_dataset())
+            self._distributed = distribute(input_data.dataset_of(self._adapter_of(dataset)))
         self._where = (self._before + number, batch)
         self._restart.num_iterations = self._before + number + 1
         return iter(self._distributed)

@@ -14,6 +14,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.data.ops import multi_device_iterator_ops, prefetch_op
 
 from tfdist.upstream.patching import replaced
@@ -73,10 +74,28 @@ def are_arrays(adapter: Any) -> bool:
     return isinstance(adapter, ArrayDataAdapter)
 
 
+def dataset_of(adapter: Any) -> tf.data.Dataset:
+    """Returns an adapter's data set of batches.
+
+    `tf.data` does not tune the ones that Keras makes of arrays and Python objects. Tuning cannot
+    make reading from memory faster, and it costs time at the end: a thread of the iterator sleeps
+    for up to a minute between two rounds of tuning, and in one of ten iterators that are discarded
+    it does not see that it should stop. Whoever discards the iterator, the garbage collector at
+    times, then waits for that minute (`Model::OptimizeLoop` in TensorFlow 2.21 asks
+    `CancellationManager::IsCancelled`, which is false until all callbacks have returned).
+    """
+    dataset = adapter.get_tf_dataset()
+    if isinstance(adapter, TFDatasetAdapter):
+        return dataset  # The user chose its options.
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def dataset_of_arrays(adapter: Any, shuffle: Shuffle) -> tf.data.Dataset:
     """Returns arrays as a data set, shuffled by `shuffle` instead of Keras's own order."""
     with replaced(tf.random, "shuffle", functools.partial(shuffle, tf.random.shuffle)):
-        return adapter.get_tf_dataset()
+        return dataset_of(adapter)
 
 
 def first_batch(adapter: Any) -> Any:
