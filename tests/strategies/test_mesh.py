@@ -9,10 +9,13 @@ import keras
 import numpy as np
 import pytest
 
+from tests.support.case import compiled
 from tests.support.training import FIT, TOLERANCE, building
 from tfdist import strategies
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
+from tfdist.groups import traffic
+from tfdist.groups.base import LocalGroup
 from tfdist.strategies.mesh import parse
 from tfdist.trainer import Trainer
 
@@ -119,3 +122,47 @@ def test_keras_distributions_without_an_equivalent_raise() -> None:
         strategies.create(_model_parallel({"dense/kernel": (None, "model")}, (2, 2)))
     with pytest.raises(ConfigurationError, match="The axes are data, pipeline, tensor, shard"):
         strategies.create(keras.distribution.DeviceMesh((2,), ["batch"], ["cpu:0", "cpu:1"]))
+
+
+class _TwoHosts(LocalGroup):
+    """The first of two processes, the other of which always has the same numbers."""
+
+    size = 2
+
+    def all_reduce(self, tensors: list) -> list:
+        traffic.note("all-reduce", tensors)
+        return tensors
+
+    def gather_words(self, words: np.ndarray) -> np.ndarray:
+        return np.stack([words, words])
+
+
+def _wide() -> keras.Model:
+    layers = [keras.layers.Dense(64, use_bias=False) for _ in range(2)]
+    return compiled(keras.Sequential([keras.Input((64,)), *layers]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("sharded", {"shard": "gradients"}),
+        ("sharded", {"shard": "parameters"}),
+        ("tensor_parallel", {}),
+        ("pipeline", {"micro_batches": 2}),
+    ],
+)
+def test_devices_of_a_host_are_summed_before_hosts_exchange(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices per host send at most half of what each would send in a ring of all four."""
+    joined = (["CPU:0", "CPU:1"], _TwoHosts())
+    monkeypatch.setattr(f"tfdist.strategies.{name}.strategy.join_processes", lambda *_: joined)
+    rows, num_steps = np.ones((8 * 3, 64), "float32"), 3
+    with traffic.counted(2) as counted:
+        trainer = Trainer(_wide, strategies.create(name, 2, **options))
+        trainer.fit(rows, rows, batch_size=8, verbose=0)
+    gradients = 4 * trainer.model.count_params()
+    both_devices_in_a_ring = 2 * 2 * (4 - 1) / 4 * gradients
+    sent = counted.num_bytes() / num_steps
+    assert gradients <= sent < 1.01 * gradients
+    assert sent <= both_devices_in_a_ring / 2
