@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.errors import UnsupportedModelError
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.remote import connection
@@ -40,8 +40,6 @@ ReplicaFn = Callable[[int], Any]
 #: If the data of one worker end before those of others: the epoch ends, too (`"stop"`), the others
 #: continue (`"pad"`), or it is an error (`"refuse"`).
 UnevenData = Literal["stop", "pad", "refuse"]
-
-_WIRE_DTYPES = MappingProxyType({"fp16": tf.float16, "bf16": tf.bfloat16})
 
 
 class Strategy(ABC):
@@ -103,31 +101,6 @@ class Strategy(ABC):
                 agreement.check_same_count(group, len(self.devices), "devices", "devices")
                 agreement.synchronize_seed(group)
         cluster.on_barrier(group.barrier)
-
-    def _set_exchange(self, compression: str, bucket_mb: float | str) -> None:
-        """Sets how gradients are exchanged between processes.
-
-        Args:
-            compression: `"fp16"` or `"bf16"` halves what is sent, and rounds it; `"none"` keeps
-                the numbers of one device.
-            bucket_mb: Megabytes of a gradient bucket, sent while the backward pass continues;
-                `"auto"`: by the size of all gradients; `"all"`: one bucket.
-
-        Raises:
-            ConfigurationError: `bucket_mb` is not a size.
-        """
-        if bucket_mb in ("all", "auto"):
-            self.bucket_bytes = None if bucket_mb == "all" else "auto"
-        elif isinstance(bucket_mb, (int, float)) and bucket_mb > 0:
-            self.bucket_bytes = int(bucket_mb * (1 << 20))
-        else:
-            raise ConfigurationError(
-                f"bucket_mb={bucket_mb!r}: expected megabytes above 0, 'auto' or 'all'."
-            )
-        if compression != "none":
-            self.wire_dtype = _WIRE_DTYPES[compression]
-            name = self.wire_dtype.name
-            self.inexact = {"compression": f"gradients are sent between workers as {name}"}
 
     # ---- replicas ----
 

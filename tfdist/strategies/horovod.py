@@ -10,6 +10,7 @@ from tfdist import devices as device_names
 from tfdist.errors import ConfigurationError
 from tfdist.groups.horovod import HorovodGroup, limit_visible_gpus
 from tfdist.strategies import STRATEGIES
+from tfdist.strategies.gradient_exchange import set_gradient_exchange
 from tfdist.strategies.one_device import OneDevice
 
 
@@ -49,7 +50,7 @@ class Horovod(OneDevice):
                 "compression='bf16': Horovod has no such format; use compression='fp16', or "
                 "strategy 'multi_worker'."
             )
-        self._set_exchange(compression, bucket_mb)
+        set_gradient_exchange(self, compression, bucket_mb)
         group = HorovodGroup()
         super().__init__(device_of_rank(group.local_rank) if devices is None else devices, group)
 

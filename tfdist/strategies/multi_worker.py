@@ -17,6 +17,7 @@ from tfdist.groups.collective import CHUNK_BYTES, CollectiveGroup
 from tfdist.groups.fusion import in_chunks
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.strategies import STRATEGIES
+from tfdist.strategies.gradient_exchange import set_gradient_exchange
 from tfdist.strategies.tf_distribute import TFDistribute
 from tfdist.upstream.tensorflow_runtime import ordering_tokens
 
@@ -60,7 +61,7 @@ class MultiWorker(TFDistribute):
         compression: str = "none",
     ) -> None:
         STRATEGIES["multi_worker"].check(compression=compression, communication=communication)
-        self._set_exchange(compression, bucket_mb)
+        set_gradient_exchange(self, compression, bucket_mb)
         group = CollectiveGroup(devices, communication)
         self.communication = group.communication
         if compression == "bf16" and self._uses_nccl:
