@@ -23,6 +23,7 @@ from tfdist.plan.graph import Operation
 from tfdist.plan.network import Network
 from tfdist.step.options import StepOptions
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.batches import Element, Share
 from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import peak_memory
@@ -96,8 +97,32 @@ def _traced(
 
     with replaced(strategy, "compile", compile_and_keep):
         CompiledFunctions(model, strategy, StepOptions(precision=network.precision)).train(feed)
-    batches = iter(strategy.distribute(data))
+    batches = iter(_of_static_sizes(strategy.distribute(data), num_rows, strategy.num_replicas))
     yield model, compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
+
+
+def _of_static_sizes(dataset: Any, num_rows: int, num_shares: int) -> Any:
+    """Returns a distributed data set whose shares have static sizes, which the graph then has.
+
+    Args:
+        dataset: What `Strategy.distribute` returns.
+        num_rows: Rows of each batch, a multiple of `num_shares`.
+        num_shares: Number of replicas or micro-batches.
+    """
+    if num_shares == 1:
+        return dataset
+
+    def static(tensor: Any) -> Any:
+        return tf.ensure_shape(tensor, [num_rows // num_shares, *tensor.shape[1:]])
+
+    def with_sizes(whole: Element) -> Element:
+        shares = [
+            Share(rows, tf.nest.map_structure(static, batch), first)
+            for rows, batch, first in whole.shares
+        ]
+        return whole._replace(shares=tuple(shares))
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(with_sizes))
 
 
 def check_same_operations(
