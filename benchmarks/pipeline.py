@@ -33,8 +33,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="numbers of micro-batches",
     )  # fmt: skip
     parser.add_argument(
-        "--orders", nargs="+", type=Literal["gpipe", "1f1b"], default=["gpipe", "1f1b"],
-        metavar="ORDER", help="gpipe, 1f1b or both",
+        "--orders", nargs="+", type=Literal["gpipe", "1f1b", "interleaved"],
+        default=["gpipe", "1f1b"], metavar="ORDER",
+        help="gpipe, 1f1b, interleaved (two stages per device), or several",
     )  # fmt: skip
     parser.add_argument(
         "--step-ms", type=PositiveInt, default=480, help="milliseconds of a step on one device"
@@ -77,9 +78,9 @@ def measure(
     """Returns the speed-up of each number of stages and micro-batches in each order.
 
     Args:
-        stages: Numbers of stages; the network has four layers.
+        stages: Numbers of stages; the network has four layers, or one for each stage.
         micro_batches: Numbers of micro-batches.
-        orders: `"gpipe"` and `"1f1b"`.
+        orders: `"gpipe"`, `"1f1b"` and `"interleaved"`.
         step_ms: Milliseconds of a step on one device.
         steps: Steps of a measurement.
         num_rounds: Measurements of each.
@@ -90,17 +91,23 @@ def measure(
     from tfdist import devices
     from tfdist.strategies import create
     from tfdist.strategies.pipeline import bubble
+    from tfdist.strategies.pipeline.strategy import Pipeline
 
     tf.config.threading.set_inter_op_parallelism_threads(NUM_THREADS)
     devices.configure(max(stages))
-    build = functools.partial(network, _LAYERS, step_ms / _ROWS)
-    alone = _prepare(build, create("one_device", 1), steps)
+
+    def build(num_stages: int) -> Any:
+        return network(max(_LAYERS, num_stages), step_ms / _ROWS)
+
+    alone = _prepare(functools.partial(build, 1), create("one_device", 1), steps)
     results = []
     for n, order, m in ((n, order, m) for n in stages for order in orders for m in micro_batches):
-        strategy = create("pipeline", n, micro_batches=m, order=order)
-        contenders = {"one device": alone, "pipeline": _prepare(build, strategy, steps)}
+        strategy = Pipeline(n, micro_batches=m, order=order)
+        pipeline = _prepare(functools.partial(build, strategy.num_stages), strategy, steps)
+        contenders = {"one device": alone, "pipeline": pipeline}
         samples = rounds.run_in_turns(contenders, num_rounds)
-        ideal = bubble.speed_up([1 / n] * n, m)
+        shares = [1 / strategy.num_stages] * strategy.num_stages
+        ideal = bubble.planned_speed_up(shares, m, order, n)
         found = rounds.ratio(samples["one device"], samples["pipeline"])
         results.append(
             {

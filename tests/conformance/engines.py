@@ -29,6 +29,7 @@ STRATEGIES = {
     "central_storage": [2, 3],
     "towers": [2, 3],
     "pipeline": [2, 4],
+    "pipeline interleaved": [2],
     "tensor_parallel": [2, 3, 4],
     "sharded optimizer": [2],
     "sharded gradients": [2],
@@ -41,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored hierarchical_copy": {"all_reduce": "hierarchical_copy"},
     "tensor_parallel": {"smallest": 1},
     "tensor_parallel over processes": {"smallest": 1},
+    "pipeline interleaved": {"order": "interleaved"},
     "pipeline over processes": {"micro_batches": 2},
     # One bucket for each tensor: all gradients of these small models would fit into a single
     # bucket.
@@ -133,7 +135,10 @@ _FOUR_STAGE_CASES = {
 
 def may_refuse(case: Case, strategy: str, num_replicas: int = 2) -> bool:
     """Returns whether a strategy may refuse a case with an error instead of training it."""
-    if strategy == "pipeline" and num_replicas > 2 and case.name not in _FOUR_STAGE_CASES:
+    four_stages = strategy == "pipeline interleaved" or (
+        strategy == "pipeline" and num_replicas > 2
+    )
+    if four_stages and case.name not in _FOUR_STAGE_CASES:
         return True
     return case.may_refuse or case.name in REFUSED.get(strategy, ())
 

@@ -95,6 +95,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "horovod in buckets": ("embedding-clipped", "rows-that-mix"),
     "multi_worker in buckets": ("batch-norm",),
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
+    "pipeline interleaved": ("lstm", "masked-sum", "positions-accumulate", "all-together"),
     "tensor_parallel": ("accumulate-clipped",),
     "pipeline over processes": ("batch-norm",),
     "tensor_parallel over processes": (),

@@ -131,6 +131,20 @@ def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path:
     assert int(rows[0]["largest batch"]) > 30
 
 
+def test_activations_of_a_pipeline_follow_its_order(tmp_path: Path) -> None:
+    found = {}
+    for order in ("gpipe", "1f1b", "interleaved"):
+        table = tmp_path / f"{order}.csv"
+        line = "memory --model mlp --input 64 --classes 10 --batch 8000 --devices 2"
+        line += " --set units=[128,128,128,128] --strategy pipeline --micro-batches 8"
+        assert plan.main([*line.split(), "--order", order, "--table", str(table)]) == 0
+        with table.open() as file:
+            found[order] = sizes.num_bytes(next(csv.DictReader(file))["activations"])
+    assert found["1f1b"] < found["interleaved"] < found["gpipe"]
+    # All forward passes of a stage with two layers: their inputs and outputs of 8000 rows.
+    assert found["gpipe"] > 4 * 8000 * 2 * 128
+
+
 def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> None:
     network = Network("cnn", (16, 16, 3), 10)
     (planned,) = ReplicaPlanner(ReplicatedStep(network), "one_device", 1).devices(64)

@@ -192,7 +192,8 @@ class SplitPlanner(Planner):
         num_devices: int,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._role = "stage" if strategy == "pipeline" else "device"
+        one_stage_each = strategy == "pipeline" and options.get("order") != "interleaved"
+        self._role = "stage" if one_stage_each else "device"
         self._devices = make_devices(num_devices)
 
         def trace(rows_per_unit: int) -> Any:

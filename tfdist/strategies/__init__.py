@@ -74,11 +74,14 @@ STRATEGIES: dict[str, Declaration] = {
     "pipeline": Declaration(
         "tfdist.strategies.pipeline.strategy:Pipeline",
         {
-            "stages": Option(PositiveInt, "number of pipeline stages", "one per device"),
+            "stages": Option(
+                PositiveInt, "number of pipeline stages", "one per device; interleaved: two"
+            ),
             "micro_batches": Option(PositiveInt, "micro-batches per batch", 4),
             "order": Option(
-                Literal["gpipe", "1f1b"],
-                "schedule; gpipe: all forward, then all backward passes; 1f1b: needs less memory",
+                Literal["gpipe", "1f1b", "interleaved"],
+                "schedule; gpipe: all forward, then all backward passes; 1f1b: needs less memory; "
+                "interleaved: several stages per device, smaller bubble",
                 "gpipe",
             ),
             "cut_at": Option(

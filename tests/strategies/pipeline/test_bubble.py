@@ -30,3 +30,12 @@ def test_number_of_stored_micro_batches() -> None:
     assert micro_batches_in_memory(3, 8, "gpipe") == [8, 8, 8]
     assert micro_batches_in_memory(3, 8, "1f1b") == [3, 2, 1]
     assert micro_batches_in_memory(3, 2, "1f1b") == [2, 2, 1]
+    assert micro_batches_in_memory(4, 4, "interleaved", 2) == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(("devices", "per_device", "m"), [(2, 2, 2), (4, 2, 4), (4, 3, 32)])
+def test_interleaved_stages_shorten_the_bubble(devices: int, per_device: int, m: int) -> None:
+    num_stages = devices * per_device
+    shares = [1 / num_stages] * num_stages
+    best = bubble.planned_speed_up(shares, m, "interleaved", devices)
+    assert best == pytest.approx(devices * m / (m + (devices - 1) / per_device))

@@ -37,8 +37,10 @@ def with_skips(policy: str | None = None) -> keras.Model:
     return compiled(keras.Model(inputs, outputs), keras.optimizers.Adam(0.05, epsilon=1e-2))
 
 
-@pytest.mark.parametrize(("order", "micro_batches"), [("gpipe", 3), ("1f1b", 5), ("1f1b", 1)])
-def test_four_stages_with_skip_connections(order: str, micro_batches: int) -> None:
+@pytest.mark.parametrize(
+    ("order", "micro_batches"), [("gpipe", 3), ("1f1b", 5), ("1f1b", 1), ("interleaved", 4)]
+)
+def test_four_devices_with_skip_connections(order: str, micro_batches: int) -> None:
     plain = with_skips()
     plain.fit(**FIT, epochs=2)
     pipeline = Pipeline(4, order=order, micro_batches=micro_batches)

@@ -27,13 +27,19 @@ def traced_order(turns: dict[tuple[int, int, bool], list[tf.Tensor]]) -> Any:
     return traced
 
 
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.25] * 4, [0.2, 0.5, 0.3]])
+@pytest.mark.parametrize(
+    ("order", "shares"),
+    [
+        *itertools.product(["gpipe", "1f1b"], [[0.5, 0.5], [0.25] * 4, [0.2, 0.5, 0.3]]),
+        ("interleaved", [0.1, 0.2, 0.3, 0.4]),
+    ],
+)
 def test_measured_bubble_of_a_planned_schedule_is_the_planned_one(
     order: str, shares: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     micro_batches = 8
-    planned = schedule.turns(shares, micro_batches, order)
+    num_devices = 2 if order == "interleaved" else len(shares)
+    planned = schedule.turns(shares, micro_batches, order, num_devices)
     monkeypatch.setattr(bubble, "_time_of", lambda tensors: tensors[-1])
     traced = traced_order(
         {
@@ -41,12 +47,12 @@ def test_measured_bubble_of_a_planned_schedule_is_the_planned_one(
             for turn in planned
         }
     )
-    measured = MeasuredBubble(len(shares), micro_batches)
+    measured = MeasuredBubble(len(shares), micro_batches, num_devices)
     measured.prepare()
     for _ in range(2):  # steps
         measured.note([tf.constant(0.0, tf.float64)], traced)
     best = 1 / max(turn.end for turn in planned)
-    assert measured.share() == pytest.approx(1 - best / len(shares))
+    assert measured.share() == pytest.approx(1 - best / num_devices)
     if order == "gpipe" and len(set(shares)) == 1:
         assert measured.share() == pytest.approx(1 - bubble.used(len(shares), micro_batches))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist
@@ -23,7 +25,9 @@ def build() -> keras.Model:
     keras.utils.set_random_seed(1)
     inputs = keras.Input((4,))
     first = layers.Dense(6, activation="tanh", name="first")(inputs)
-    inner = keras.Sequential([keras.Input((6,)), layers.Dense(6, "tanh"), layers.Dense(6)])
+    inner = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(6, "tanh", name="inner"), layers.Dense(6)]
+    )
     hidden = layers.Concatenate(name="skip")([inner(first), first])
     outputs = layers.Dense(1, name="last")(hidden * 2.0)
     optimizer = keras.optimizers.AdamW(0.05, epsilon=1e-2, global_clipnorm=0.3, use_ema=True)
@@ -31,7 +35,9 @@ def build() -> keras.Model:
     return compiled(keras.Model(inputs, outputs), optimizer, metrics=["mae"])
 
 
-@pytest.mark.parametrize("order", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
+@pytest.mark.parametrize(
+    "order", ["interleaved", pytest.param("gpipe", marks=pytest.mark.long), "1f1b"]
+)
 def test_stages_are_on_their_devices_and_match_one_device(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,20 +51,25 @@ def test_stages_are_on_their_devices_and_match_one_device(
     fit = {"x": X, "y": Y, "batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
     plain = build()
     losses = plain.fit(**fit).history["loss"]
-    pipeline = Pipeline(2, order=order, cut_at="first")
+    cuts = "first,inner,skip" if order == "interleaved" else "first"
+    pipeline = Pipeline(2, order=order, cut_at=cuts)
     trainer = tfdist.Trainer(build, strategy=pipeline)
     before = trainer.predict(X, batch_size=7, verbose=0)  # before any training
     np.testing.assert_allclose(before, build().predict(X, verbose=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(trainer.fit(**fit).history["loss"], losses, rtol=1e-5)
     assert_same_weights(trainer.model, plain)
     first = trainer.model.get_layer("first").variables
+    stages = pipeline.stages.weights()
+    on_first = stages[0] + (stages[2] if len(stages) == 4 else [])
     optimizer = trainer.model.optimizer
     for variable in (v for v in optimizer.variables if len(v.shape)):
-        in_first = any(v.path.replace("/", "_") in variable.path for v in first)
+        in_first = any(v.path.replace("/", "_") in variable.path for v in on_first)
         assert variable.value.device[-5:] == ("CPU:0" if in_first else "CPU:1"), variable.path
     assert {v.value.device[-5:] for v in first} == {"CPU:0"}
     # Each micro-batch is traced separately, so that their order is defined.
-    assert backward_passes == {(stage, number) for stage in range(2) for number in range(4)}
+    assert backward_passes == {
+        (stage, number) for stage in range(pipeline.num_stages) for number in range(4)
+    }
 
 
 def test_describe_lists_stages_and_bubble() -> None:
@@ -129,7 +140,12 @@ def test_incompatible_options_raise() -> None:
             create("pipeline", **wrong)
     with pytest.raises(ConfigurationError, match="one device per stage, but got stages=3"):
         create("pipeline", 2, stages=3)
-    with pytest.raises(ConfigurationError, match="expected one of gpipe, 1f1b"):
+    for stages in (2, 3):
+        with pytest.raises(ConfigurationError, match=r"several stages per device.* Use 4 stages"):
+            create("pipeline", 2, order="interleaved", stages=stages)
+    with pytest.raises(ConfigurationError, match="needs a multiple of 2 micro-batches"):
+        create("pipeline", 2, order="interleaved", micro_batches=3)
+    with pytest.raises(ConfigurationError, match="expected one of gpipe, 1f1b, interleaved"):
         create("pipeline", 2, order="none")
 
 
@@ -153,3 +169,23 @@ def test_1f1b_bounds_stored_micro_batches() -> None:
             order.has_gone_forward(stage, micro_batch, [f"F{stage}{micro_batch}"])
         for stage in (1, 0):
             order.has_gone_back(stage, micro_batch, [f"B{stage}{micro_batch}"])
+
+
+@pytest.mark.parametrize("exchange", [False, True])
+def test_interleaved_order_holds_unless_passes_exchange_sums(exchange: bool) -> None:
+    """A pass waits for one that is traced later; if that one waited for it, nothing would run."""
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        order = Order("interleaved", 2, 2, 1)
+        gates = {pair: tf.ones([]) for pair in itertools.product(range(2), range(2))}
+        for (number, stage), gate in gates.items():
+            order.begins(stage, number, False, gate)
+            other = gates[1 - number, stage] if exchange else gate
+            order.has_gone_forward(stage, number, [gate + other])
+        order.connect()
+        waiting = [pair for pair, gate in gates.items() if gate.op.control_inputs]
+        assert waiting == ([] if exchange else [(0, 1), (1, 0), (1, 1)])
+        return tf.add_n(list(gates.values()))
+
+    assert float(step()) == 4.0

@@ -36,3 +36,5 @@ def test_draws_the_timeline(tmp_path: Path) -> None:
     assert stages.shares() == [0.75, 0.25]
     draw_timeline(stages, 4, "1f1b", tmp_path / "stages.png")
     assert (tmp_path / "stages.png").stat().st_size > 1000
+    draw_timeline(stages, 4, "interleaved", tmp_path / "one.png", num_devices=1)
+    assert (tmp_path / "one.png").stat().st_size > 1000

@@ -14,13 +14,32 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.clock import now, read_by_host
-from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.schedule import Order, Pass, turns
 from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
 def used(num_stages: int, num_micro_batches: int) -> float:
     """Returns the share of the time that a stage computes, if all stages cost the same."""
     return num_micro_batches / (num_micro_batches + num_stages - 1)
+
+
+def planned_speed_up(
+    shares: Sequence[float], num_micro_batches: int, order: str, num_devices: int
+) -> float:
+    """Returns the largest possible speed-up over one device, in an order of the stages.
+
+    With v equal stages on each of n devices, m a multiple of n, the interleaved order takes the
+    time of m + (n - 1) / v turns.
+
+    Args:
+        shares: Each stage's share of the work; they sum to 1.
+        num_micro_batches: Micro-batches per batch.
+        order: As for `schedule.turns`.
+        num_devices: The number of devices.
+    """
+    if len(shares) == num_devices:
+        return speed_up(shares, num_micro_batches)
+    return 1 / max(turn.end for turn in turns(shares, num_micro_batches, order, num_devices))
 
 
 def speed_up(shares: Sequence[float], num_micro_batches: int) -> float:
@@ -45,10 +64,14 @@ class MeasuredBubble:
     Args:
         num_stages: The number of stages.
         num_micro_batches: Micro-batches per batch.
+        num_devices: The number of devices, which take the stages in turns; None: one for each.
     """
 
-    def __init__(self, num_stages: int, num_micro_batches: int) -> None:
+    def __init__(
+        self, num_stages: int, num_micro_batches: int, num_devices: int | None = None
+    ) -> None:
         self._num_stages, self._num_micro_batches = num_stages, num_micro_batches
+        self._num_devices = num_devices or num_stages
         self._seconds: tf.Variable | None = None
 
     def prepare(self) -> None:
@@ -81,23 +104,23 @@ class MeasuredBubble:
             begin = _time_of(inputs)
             arrivals, ends = self._times(begin, turns)
             computing = tf.reduce_sum(_lengths(begin, arrivals, ends))
-            total = self._num_stages * (tf.reduce_max(ends) - begin)
+            total = self._num_devices * (tf.reduce_max(ends) - begin)
             self._seconds.assign_add([computing, total])
 
     def _times(
-        self, begin: tf.Tensor, turns: Mapping[tuple[int, int, bool], Sequence[tf.Tensor]]
+        self, begin: tf.Tensor, turns: Mapping[Pass, Sequence[tf.Tensor]]
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns when the inputs of each turn arrived and when it ended: `[stages, turns]`."""
-        arrivals: list[list[tf.Tensor]] = [[] for _ in range(self._num_stages)]
-        ends: list[list[tf.Tensor]] = [[] for _ in range(self._num_stages)]
+        """Returns when the inputs of each turn arrived and when it ended: `[devices, turns]`."""
+        arrivals: list[list[tf.Tensor]] = [[] for _ in range(self._num_devices)]
+        ends: list[list[tf.Tensor]] = [[] for _ in range(self._num_devices)]
         there = [*range(self._num_stages)]
         for number in range(self._num_micro_batches):
             before = begin
             for stage, back in [(i, False) for i in there] + [(i, True) for i in there[::-1]]:
-                tensors = turns.get((stage, number, back))
-                arrivals[stage].append(before)
+                tensors = turns.get(Pass(stage, number, back))
+                arrivals[stage % self._num_devices].append(before)
                 before = _time_of(tensors) if tensors else before
-                ends[stage].append(before)
+                ends[stage % self._num_devices].append(before)
         return tf.stack(arrivals), tf.stack(ends)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,8 @@ class StagePlanner:
     """Splits models into stages, each model once.
 
     Attributes:
-        devices: One for each stage. Layers are measured on the first.
+        devices: Layers are measured on the first.
+        num_stages: The number of stages, a multiple of the number of devices.
         host: The device that holds weights until the stages are known.
         micro_batches: As for `Pipeline`.
         order: As for `Pipeline`.
@@ -39,6 +41,7 @@ class StagePlanner:
     """
 
     devices: Sequence[str]
+    num_stages: int
     host: str
     micro_batches: int
     order: str
@@ -63,21 +66,24 @@ class StagePlanner:
         known = self._known.get(model)
         if known is not None and [*map(id, known.operations)] == [*map(id, operations)]:
             return known
-        found = into_stages(model, len(self.devices), self.cut_at, self._costs(model, operations))
+        found = into_stages(model, self.num_stages, self.cut_at, self._costs(model, operations))
         self._known[model] = found
         if self.plot_stages is not None:
-            draw_timeline(found, self.micro_batches, self.order, Path(self.plot_stages))
+            path = Path(self.plot_stages)
+            draw_timeline(found, self.micro_batches, self.order, path, len(self.devices))
         return found
 
     def _costs(self, model: keras.Model, operations: Sequence[keras.Operation]) -> Costs | None:
         """Returns the costs to balance; None: the number of parameters."""
-        num_stages = len(self.devices)
+        num_stages = self.num_stages
         if self.balance == "time":
             seconds = costs.seconds_by_call(model, operations, self.devices[0], self.host)
             return Costs("time", [self.agreed(seconds)] * num_stages)
         if self.balance == "memory":
             held = costs.held_bytes_by_call(model, operations, self.balance_rows)
-            in_memory = micro_batches_in_memory(num_stages, self.micro_batches, self.order)
+            in_memory = micro_batches_in_memory(
+                num_stages, self.micro_batches, self.order, len(self.devices)
+            )
             by_stage = [[own.weights + num * own.activations for own in held] for num in in_memory]
             return Costs("memory", by_stage)
         return None
@@ -112,6 +118,40 @@ def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
     return len(cut_at) + 1 if cut_at else stages
 
 
+def stages_on(num_devices: int, stages: int | None, micro_batches: int, order: str) -> int:
+    """Returns the number of stages on a number of devices.
+
+    Args:
+        num_devices: The number of devices.
+        stages: The number that the options ask for, if they do.
+        micro_batches: As for `Pipeline`.
+        order: As for `Pipeline`.
+
+    Raises:
+        ConfigurationError: The numbers do not match.
+    """
+    if order != "interleaved":
+        if stages not in (None, num_devices):
+            raise ConfigurationError(
+                f"strategy 'pipeline' needs one device per stage, but got stages={stages} on "
+                f"{num_devices} devices. Use as many devices as stages, omit one of the two, or "
+                "use order='interleaved'."
+            )
+        return num_devices
+    found = 2 * num_devices if stages is None else stages
+    if found % num_devices or found == num_devices:
+        raise ConfigurationError(
+            f"order='interleaved' needs several stages per device, but got stages={stages} on "
+            f"{num_devices} devices. Use {2 * num_devices} stages, or another multiple."
+        )
+    if micro_batches % num_devices:
+        raise ConfigurationError(
+            f"order='interleaved' needs a multiple of {num_devices} micro-batches on {num_devices} "
+            f"devices, but got micro_batches={micro_batches}."
+        )
+    return found
+
+
 def check_at_least(least: int, **numbers: object) -> None:
     """Checks numbers, given by name.
 
@@ -127,33 +167,42 @@ def check_at_least(least: int, **numbers: object) -> None:
 
 
 def describe(
-    stages: Stages | None, devices: Sequence[str], num_micro_batches: int, order: str
+    stages: Stages | None,
+    devices: Sequence[str],
+    num_stages: int,
+    num_micro_batches: int,
+    order: str,
 ) -> dict[str, str]:
     """Returns the rows of the start-up table about stages, micro-batches and bubble.
 
     Args:
         stages: The stages of the model; None: the shapes of the data are not known yet.
-        devices: One for each stage.
+        devices: The devices, which take the stages in turns.
+        num_stages: The number of stages.
         num_micro_batches: Micro-batches per batch.
         order: Their order.
     """
-    in_memory = micro_batches_in_memory(len(devices), num_micro_batches, order)
+    in_memory = micro_batches_in_memory(num_stages, num_micro_batches, order, len(devices))
     most_text = num_micro_batches if len(set(in_memory)) == 1 else ", ".join(map(str, in_memory))
     shares = stages.shares() if stages else None
-    best = bubble.speed_up(shares or [1 / len(devices)] * len(devices), num_micro_batches)
+    best = bubble.planned_speed_up(
+        shares or [1 / num_stages] * num_stages, num_micro_batches, order, len(devices)
+    )
     assumption = "" if shares else " if stages cost the same"
     return {
         "shard policy": "each global batch is split into micro-batches",
-        **_describe_stages(stages, devices),
+        **_describe_stages(stages, devices, num_stages),
         "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {most_text}",
         "bubble": f"{1 - best / len(devices):.0%} of the devices' time{assumption}: at most "
         f"{best:.2f} times the speed of one device, of {len(devices)}",
     }
 
 
-def _describe_stages(stages: Stages | None, devices: Sequence[str]) -> dict[str, str]:
+def _describe_stages(
+    stages: Stages | None, devices: Sequence[str], num_stages: int
+) -> dict[str, str]:
     if stages is None:
-        return {"stages": f"{len(devices)}, split when the shapes of the data are known"}
+        return {"stages": f"{num_stages}, split when the shapes of the data are known"}
     sizes = stages.num_parameters()
     total, shares = max(sum(sizes), 1), stages.shares()
     cost_texts = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
@@ -165,6 +214,6 @@ def _describe_stages(stages: Stages | None, devices: Sequence[str]) -> dict[str,
             f"on {connection.short(device)}"
         )
         for number, ((first, last), size, cost, device) in enumerate(
-            zip(stages.ends(), sizes, cost_texts, devices, strict=True)
+            zip(stages.ends(), sizes, cost_texts, itertools.cycle(devices), strict=False)
         )
     }

@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.devices import colocate_with_inputs
-from tfdist.errors import ConfigurationError
 from tfdist.groups import agreement
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.remote import connection
@@ -50,9 +49,10 @@ class Pipeline(Strategy):
 
     Args:
         devices: As for `tfdist.devices.resolve`, one for each stage; None: all of this process.
-        stages: The number of stages; None: the number of devices, or as `cut_at` implies.
+        stages: The number of stages; None: the number of devices (twice as many if interleaved), or
+            as `cut_at` implies.
         micro_batches: The number of micro-batches of a process's part of a batch.
-        order: `"gpipe"` or `"1f1b"`: see `schedule`.
+        order: `"gpipe"`, `"1f1b"` or `"interleaved"`: see `schedule`.
         cut_at: Names of the layers after which a stage ends, as a sequence or separated by commas;
             None: choose balanced stages.
         balance: What to balance over the stages: `"parameters"`; `"time"` of each layer as measured
@@ -90,13 +90,10 @@ class Pipeline(Strategy):
         layers = planning.layer_names(cut_at)
         num_stages = planning.requested_stages(stages, layers)
         planning.check_at_least(1, micro_batches=micro_batches, balance_rows=balance_rows)
-        requested = num_stages if devices is None else devices
+        several = order == "interleaved"  # stages per device
+        requested = num_stages if devices is None and not several else devices
         names, group = join_processes(process_group, requested, self.default_cpus)
-        if num_stages not in (None, len(names)):
-            raise ConfigurationError(
-                f"strategy 'pipeline' needs one device per stage, but got stages={num_stages} on "
-                f"{', '.join(names)}. Use as many devices as stages, or omit one of the two."
-            )
+        self.num_stages = planning.stages_on(len(names), num_stages, micro_batches, order)
         self.micro_batches, self.order = micro_batches, order
         self._host = connection.on_this_host("CPU:0")
         super().__init__(names, group)
@@ -104,10 +101,10 @@ class Pipeline(Strategy):
             what = (micro_batches, "micro-batches", "micro_batches")
             agreement.check_same_count(group, *what)
         self.planner = StagePlanner(
-            names, self._host, micro_batches, order, layers, balance, balance_rows,
+            names, self.num_stages, self._host, micro_batches, order, layers, balance, balance_rows,
             plot_stages if self.is_chief else None, self._agreed,
         )  # fmt: skip
-        self.measured_bubble = MeasuredBubble(len(names), micro_batches)
+        self.measured_bubble = MeasuredBubble(self.num_stages, micro_batches, len(names))
         self._threads = ReplicaThreads()
         self._stage_of: weakref.WeakKeyDictionary[keras.Operation, int]
         self._stage_of = weakref.WeakKeyDictionary()
@@ -122,7 +119,9 @@ class Pipeline(Strategy):
     def describe(self) -> dict[str, str]:
         rows = super().describe()
         del rows["replicas"]
-        return rows | planning.describe(self.stages, self.devices, self.micro_batches, self.order)
+        return rows | planning.describe(
+            self.stages, self.devices, self.num_stages, self.micro_batches, self.order
+        )
 
     def summary(self) -> dict[str, str]:
         share = self.measured_bubble.share()
@@ -158,12 +157,14 @@ class Pipeline(Strategy):
         super().prepare(model, optimizers)
 
     def run(self, fn: ReplicaFn) -> list[Any]:
-        order = Order(self.order, len(self.devices), self.micro_batches)
-        self._tracing = Tracing(self._stage_of, self.devices, order, self._threads.index)
+        order = Order(self.order, self.num_stages, self.micro_batches, len(self.devices))
+        homes = self._stage_devices()
+        self._tracing = Tracing(self._stage_of, homes, order, self._threads.index)
         try:
             with operations_called_through(self._tracing.call):
                 last = [self.devices[-1]] * self.micro_batches
                 results = self._threads.run(fn, last, self._sum)
+            order.connect()
             self.measured_bubble.note(self._tracing.inputs(), order)
             return results
         finally:
@@ -218,6 +219,10 @@ class Pipeline(Strategy):
         weights = [] if self.stages is None else self.stages.weights()
         return {
             id(weight): device
-            for device, own in zip(self.devices, weights, strict=False)
+            for device, own in zip(self._stage_devices(), weights, strict=False)
             for weight in own
         }
+
+    def _stage_devices(self) -> list[str]:
+        """Returns the device of each stage."""
+        return [self.devices[i % len(self.devices)] for i in range(self.num_stages)]

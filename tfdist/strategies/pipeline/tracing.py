@@ -37,6 +37,8 @@ class Tracing:
         micro_batch: Callable[[], int | None],
     ) -> None:
         self._stages, self._devices, self._order = stages, devices, order
+        values = ((v.value, i) for own, i in stages.items() for v in getattr(own, "variables", []))
+        self._stages_of_weights = {v.ref(): i for v, i in values if isinstance(v, tf.Variable)}
         self._micro_batch = micro_batch
         self._graph = _graph()
         self._inside: set[int] = set()
@@ -82,10 +84,12 @@ class Tracing:
             raise RuntimeError("gradients are taken within a micro-batch")
         with _placed(self._devices[last], self._order.before_backward(last, number)):
             begin = tf.ones_like(loss)
+        self._order.begins(last, number, True, begin)
         gradients = tf.gradients(loss, sources, begin)
         for place, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
             if gradient is not None:
-                stage = self._stage_on(source.device) if isinstance(source, tf.Variable) else last
+                is_weight = isinstance(source, tf.Variable)
+                stage = self._stages_of_weights.get(source.ref(), last) if is_weight else last
                 self._order.has_gone_back(stage, number, [self._added(place, gradient)])
         return gradients
 
@@ -110,11 +114,6 @@ class Tracing:
         self._sums[place] = ((*added, gradient), gradient if total is None else total)
         return self._sums[place][1]
 
-    def _stage_on(self, device: str) -> int:
-        """Returns the stage on a device; if there is none, the last, which has the loss."""
-        found = [i for i, name in enumerate(self._devices) if device.endswith(name)]
-        return found[0] if found else len(self._devices) - 1
-
     def _entering(self, number: int, stage: int, tensor: Any) -> Any:
         """Returns a tensor as it enters a stage, with one gate for each stage."""
         if not isinstance(tensor, tf.Tensor) or tf.executing_eagerly():
@@ -134,20 +133,27 @@ class Tracing:
 
     def _gate(self, number: int, stage: int, source: int | None, tensor: tf.Tensor) -> tf.Tensor:
         before = self._order.before_forward(stage, number)
-        if source is None or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+
+        def forward(tensor: tf.Tensor) -> tf.Tensor:
             with _placed(self._devices[stage], before):
-                return tf.identity(tensor)
+                gate = tf.identity(tensor)
+            self._order.begins(stage, number, False, gate)
+            return gate
+
+        if source is None or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+            return forward(tensor)
 
         def back(gradient: tf.Tensor) -> tf.Tensor:
             self._order.has_gone_back(stage, number, [gradient])
             before = self._order.before_backward(source, number)
             with _placed(self._devices[source], before):
-                return tf.identity(gradient)
+                gate = tf.identity(gradient)
+            self._order.begins(source, number, True, gate)
+            return gate
 
         @tf.custom_gradient
         def through(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-            with _placed(self._devices[stage], before):
-                return tf.identity(tensor), back
+            return forward(tensor), back
 
         return through(tensor)
 
