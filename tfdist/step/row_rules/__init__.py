@@ -12,11 +12,10 @@ from tfdist.step.row_rules import (
     elementwise,
     linear_algebra,
     lists,
-    places,
     reductions,
     selection,
     shapes,
-    swapped_axes,
+    vectorized_map,
 )
 
 #: The rules, by type of operation.
@@ -27,12 +26,11 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **selection.RULES,
     **shapes.RULES,
-    **places.RULES,
-    **swapped_axes.RULES,
+    **vectorized_map.RULES,
 }
 
 #: Operations whose rules also apply to the places of rows.
-OF_PLACES = places.OF_PLACES
+OF_PLACES = vectorized_map.OF_PLACES
 
 #: Operations whose rules also apply to entries of selected rows.
 OF_SELECTED_ROWS = frozenset(

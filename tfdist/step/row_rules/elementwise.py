@@ -93,8 +93,7 @@ def _bitcast(op: Any, values: Values) -> Dependence:
     return elementwise_rule(op, values) if is_alike else worst(values) or UNKNOWN
 
 
-def select_rule(op: Any, values: Values) -> Dependence:
-    """Returns the class of a choice between two tensors, element by element."""
+def _select(op: Any, values: Values) -> Dependence:
     if not values[0].is_plain:
         return elementwise_rule(op, values)
     found = row_dependence.added(list(op.inputs)[1:], values[1:], op.outputs[0])
@@ -147,7 +146,7 @@ def _rules() -> dict[str, Rule]:
     found |= dict.fromkeys(["Maximum", "Minimum"], _extreme)
     found |= dict.fromkeys(["Mul", "MulNoNan"], _multiplied)
     found |= dict.fromkeys(["RealDiv", "Div", "DivNoNan"], _divided)
-    found |= dict.fromkeys(["Select", "SelectV2"], select_rule)
+    found |= dict.fromkeys(["Select", "SelectV2"], _select)
     found |= dict.fromkeys(["Rank", "VarHandleOp", "NoOp"], _free)
     return found | {
         "Bitcast": _bitcast, "Cast": _cast, "Neg": _negated, "Const": constant, "ZerosLike": _zeros,

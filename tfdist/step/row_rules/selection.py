@@ -129,8 +129,6 @@ def _gathered(op: Any, values: Values) -> Dependence:
     if indices.kind is Kind.SELECTED and table.kind is Kind.ROWS and table.is_row_wise:
         is_first = op.type == "GatherV2" and not constant_value(op.inputs[2])
         return indices if is_first and not op.get_attr("batch_dims") else UNKNOWN
-    if indices.kind is Kind.PLACES:
-        return _all_entries(op, table, indices)
     if (bad := worst(values[:2])) is not None:
         return bad
     axis = constant_value(op.inputs[2]) if op.type == "GatherV2" else 0
@@ -163,13 +161,6 @@ def _gathered(op: Any, values: Values) -> Dependence:
     if table.axis == axis or rank is None:
         return MIXED if table.axis == axis else UNKNOWN
     return replace(table, axis=table.axis + (rank - 1 if table.axis > axis else 0))
-
-
-def _all_entries(op: Any, table: Dependence, places: Dependence) -> Dependence:
-    """Returns the class of the entries at all places of the rows: the rows as they are."""
-    is_whole = table.kind is Kind.ROWS and table.factor == places.factor
-    axis = constant_value(op.inputs[2]) if op.type == "GatherV2" else None
-    return table if is_whole and axis is not None and axis == table.axis else UNKNOWN
 
 
 def _where(op: Any, values: Values) -> Dependence:
