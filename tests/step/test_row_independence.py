@@ -37,11 +37,18 @@ def reason(model: keras.Model, training: bool, x: Any = X) -> str | None:
     return full_batch_reason(model, lambda: (tf.nest.map_structure(tf.constant, x),), training)
 
 
+def diagonal_of(x: Any) -> Any:
+    """Returns the diagonal of 6 rows with 6 columns, for each row: `[6, 4]`."""
+    columns = ops.tile(ops.transpose(x)[:, :, None], (1, 1, 6))
+    return ops.transpose(tf.gather(columns, tf.range(tf.shape(x)[0]), axis=1, batch_dims=1))[:, :4]
+
+
 DEPENDENT = {
     "mean": lambda x, *_: x - ops.mean(x, axis=0),
     "largest of a batch": lambda x, *_: x / ops.max(ops.abs(x)),
     "number of rows": lambda x, *_: x / ops.cast(ops.shape(x)[0], "float32"),
     "order": lambda x, *_: ops.roll(x, 1, axis=0),
+    "diagonal": lambda x, *_: diagonal_of(ops.concatenate([x, x[:, :2]], 1)) + x,
     "only in training": lambda x, training, _: x - ops.mean(x, 0) if training else x,
 }
 INDEPENDENT = {

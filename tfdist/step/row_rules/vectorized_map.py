@@ -4,7 +4,7 @@ It gathers all rows of a batch at the places 0, 1, 2, ... To multiply weights by
 axes, by a transposition and a reshape. If one of the two axes has length 1, both leave the entries
 in place: it then omits the transposition, depending on the number of rows.
 
-These rules take precedence, and leave to the other modules what has another form.
+These rules take precedence, and leave other uses of the operations to the other modules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.step.row_dependence import (
+    MIXED,
     UNKNOWN,
     Dependence,
     Kind,
@@ -60,7 +61,9 @@ def _gathered(op: Any, values: Values) -> Dependence | list[Dependence]:
         return selection.RULES["GatherV2"](op, values)
     is_whole = table.kind is Kind.ROWS and table.factor == places.factor
     axis = constant_value(op.inputs[2])
-    return table if is_whole and axis is not None and axis == table.axis else UNKNOWN
+    if not is_whole or axis is None or axis != table.axis:
+        return UNKNOWN
+    return MIXED if op.get_attr("batch_dims") else table  # with batch axes, a diagonal
 
 
 def _transposed(op: Any, values: Values) -> Dependence | list[Dependence]:
