@@ -23,6 +23,7 @@ COMMANDS = {
     "published": "benchmarks.published",
     "remote_pipeline": "benchmarks.remote_pipeline",
     "scaling": "benchmarks.scaling",
+    "sequence": "benchmarks.sequence",
     "strategies": "benchmarks.strategies",
     "sweep": "benchmarks.sweep",
     "unet": "benchmarks.unet",

@@ -31,6 +31,7 @@ STRATEGIES = {
     "pipeline": [2, 4],
     "pipeline interleaved": [2],
     "tensor_parallel": [2, 3, 4],
+    "tensor_parallel split activations": [2, 3],
     "sharded optimizer": [2],
     "sharded gradients": [2],
     "sharded parameters": [2, 3, 4],
@@ -41,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mirrored traced once": {"one_trace_from": 0},
     "mirrored hierarchical_copy": {"all_reduce": "hierarchical_copy"},
     "tensor_parallel": {"smallest": 1},
+    "tensor_parallel split activations": {"smallest": 1, "split_activations": "rows"},
     "tensor_parallel over processes": {"smallest": 1},
     "pipeline interleaved": {"order": "interleaved"},
     "pipeline over processes": {"micro_batches": 2},
@@ -70,6 +72,10 @@ OPTIONS |= {
     "pipeline on a mesh": {"mesh": "data=2,pipeline=2", "micro_batches": 2},
     "tensor_parallel on a mesh over TensorFlow": {
         "mesh": "data=2,tensor=2", "process_group": "tensorflow", "smallest": 1,
+    },
+    "tensor_parallel split activations on a mesh over TensorFlow": {
+        "mesh": "data=2,tensor=2", "process_group": "tensorflow", "smallest": 1,
+        "split_activations": "rows",
     },
 }  # fmt: skip
 

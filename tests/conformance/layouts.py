@@ -107,6 +107,7 @@ LAYOUTS = {
             ("sharded gradients on a mesh over TensorFlow", "processes"),
             ("pipeline on a mesh", "mpirun"),
             ("tensor_parallel on a mesh over TensorFlow", "processes"),
+            ("tensor_parallel split activations on a mesh over TensorFlow", "processes"),
         )
     },
     **{

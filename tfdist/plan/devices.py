@@ -199,6 +199,8 @@ class SplitPlanner(Planner):
         def trace(rows_per_unit: int) -> Any:
             created = strategies.create(strategy, self._devices, **options)
             self.unit = created.num_replicas
+            if options.get("split_activations") == "rows":
+                self.unit *= num_devices
             model, operations = step_graph.trace(network, rows_per_unit * self.unit, created)
             # TensorFlow places operations without a device on the first one.
             return model, {
@@ -235,6 +237,14 @@ class SplitPlanner(Planner):
                 for number, device in enumerate(self._devices, 1)
             ]
         return self._planned[num_rows]
+
+    def bytes_received(self, batch: int) -> dict[str, int]:
+        """Returns the bytes that each device receives from others in a step, by its name."""
+        found = dict.fromkeys(self._devices, 0)
+        for operation in graph.with_transfers(self._graph.operations(batch)).values():
+            if operation.kind == "Receive" and operation.device in found:
+                found[operation.device] += operation.sizes[0]
+        return found
 
     def _device(self, role: str, device: str, peak: int) -> DeviceMemory:
         weights, optimizer = sum(self._weights[device]), sum(self._optimizer[device])

@@ -28,6 +28,7 @@ REPLICATED = [
 ]  # fmt: skip
 #: Strategies that split one model over the devices.
 SPLIT = ["pipeline", "tensor_parallel", "sharded"]
+ACTIVATIONS = ["none", "rows"]
 SHARDS = ["optimizer", "gradients", "parameters"]
 #: Memory that TensorFlow reserves for CUDA and its libraries on GPUs newer than Ampere
 #: (`MinSystemMemory` in `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
@@ -71,6 +72,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="schedule of pipeline; interleaved: two stages per device",
     )  # fmt: skip
     parser.add_argument(
+        "--split-activations", nargs="+", choices=ACTIVATIONS, default=["none"],
+        help="activations between split layers of tensor_parallel; rows: in parts on all devices",
+    )  # fmt: skip
+    parser.add_argument(
         "--shard",
         nargs="+",
         choices=SHARDS,
@@ -99,6 +104,7 @@ def run(
     strategy: Sequence[str] | None,
     micro_batches: int,
     order: str,
+    split_activations: Sequence[str],
     shard: Sequence[str],
     card: str | None,
     reserve: str,
@@ -117,7 +123,7 @@ def run(
     names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
     if "all" in names:
         names = [*REPLICATED, *SPLIT]
-    layouts = _layouts(names, micro_batches, order, shard)
+    layouts = _layouts(names, micro_batches, order, split_activations, shard)
     if layouts and devices < 2:
         raise ConfigurationError(
             f"--strategy {next(iter(layouts.values())).strategy} splits a model over several "
@@ -136,7 +142,11 @@ def run(
 
 
 def _layouts(
-    names: Iterable[str], micro_batches: int, order: str, shard: Sequence[str]
+    names: Iterable[str],
+    micro_batches: int,
+    order: str,
+    split_activations: Sequence[str],
+    shard: Sequence[str],
 ) -> dict[str, Layout]:
     """Returns the strategies that split a model, with their options, by the name of their row."""
     found: dict[str, Layout] = {}
@@ -145,8 +155,10 @@ def _layouts(
             found |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
         elif name == "pipeline":
             found[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
-        elif name in SPLIT:
-            found[name] = Layout(name, {})
+        elif name == "tensor_parallel":
+            for how in split_activations:
+                row = name if how == "none" else f"{name}, activations by {how}"
+                found[row] = Layout(name, {"split_activations": how})
     return found
 
 

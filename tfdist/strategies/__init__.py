@@ -110,6 +110,12 @@ STRATEGIES: dict[str, Declaration] = {
                 "to split, such as dense/kernel: [null, model]",
                 "every layer that can be split",
             ),
+            "split_activations": Option(
+                Literal["none", "rows"],
+                "rows: also divide activations between split layers, by the rows of the batch "
+                "(sequence parallelism)",
+                "none",
+            ),
             "process_group": _PROCESS_GROUP,
         },
         across_processes=True,

@@ -13,11 +13,18 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.remat import RematMode
 from keras.src.backend.tensorflow import core
+from keras.src.ops import nn as nn_ops
+from keras.src.ops import numpy as numpy_ops
 
 from tfdist.upstream.keras_model import flatten_layers, functional_graph
 from tfdist.upstream.patching import replace, replaced
 
 _plain_conv = backend.nn.conv
+#: What `x + y` and `keras.ops` become in a functional model, if it computes each element by itself.
+_ELEMENTWISE = (
+    numpy_ops.Add, numpy_ops.Subtract, numpy_ops.Multiply, numpy_ops.Maximum, numpy_ops.Minimum,
+    nn_ops.Relu, nn_ops.Gelu, nn_ops.Silu,
+)  # fmt: skip
 
 
 def row_by_row_functions() -> list[tuple[Any, str]]:
@@ -50,6 +57,11 @@ def into_heads(attention: keras.layers.Layer) -> list[keras.layers.EinsumDense]:
 def out_of_heads(attention: keras.layers.Layer) -> keras.layers.EinsumDense:
     """Returns the layer that combines the heads: `_output_dense`."""
     return attention._output_dense
+
+
+def is_elementwise_operation(operation: keras.Operation) -> bool:
+    """Returns whether an operation is such as `x + y` or `keras.ops.relu`: `keras.src.ops`."""
+    return type(operation) in _ELEMENTWISE
 
 
 def layout_map_of(distribution: Any) -> keras.distribution.LayoutMap:

@@ -66,13 +66,16 @@ def samplers_called_by(call: Call) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for name, reserved in _RESERVED.items():
-            routed = functools.partial(_routed, getattr(samplers, name), reserved, call)
+            routed = functools.partial(
+                _routed, getattr(samplers, name), "uniform" in name, reserved, call
+            )
             stack.enter_context(replaced(samplers, name, routed))
         yield
 
 
 def _routed(
     draw: Callable[..., tf.Tensor],
+    is_uniform: bool,
     reserved: int,
     call: Call,
     shape: Any,
@@ -84,7 +87,6 @@ def _routed(
     dtype = tf.as_dtype(arguments.get("dtype", tf.float32) if low is None else low.dtype)
     group = 2 if dtype.size == 8 else _PER_COUNTER
     counters = max(1, group * reserved // _PER_COUNTER)
-    is_uniform = "uniform" in draw.__name__
     sampler = Sampler(functools.partial(draw, **arguments), group, counters, is_uniform)
     return call(sampler, shape, key, counter)
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from keras import activations
 
+from tfdist.strategies.tensor_parallel.row_parts import RowParts
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Split
 from tfdist.upstream.keras_layers import dropout_of, out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
@@ -35,21 +36,30 @@ class Calls:
         self._devices = devices
         # By the id of a full tensor: the tensor, kept so that no other gets its id, and its slices.
         self._parts: dict[int, tuple[tf.Tensor, AlongAxis, list[tf.Tensor]]] = {}
+        self._rows = RowParts(devices)
+        self._by_rows = False
 
     @contextmanager
     def instead(
-        self, splits: Sequence[Split], following: Sequence[keras.layers.Layer]
+        self,
+        splits: Sequence[Split],
+        following: Sequence[keras.layers.Layer],
+        between: Sequence[keras.Operation] = (),
+        by_rows: bool = False,
     ) -> Iterator[None]:
         """A context in which layers are called in slices.
 
         Args:
             splits: The layers that are split.
             following: Other layers that map slices to slices.
+            between: Operations that compute each row by itself.
+            by_rows: Whether to divide the rows of activations between split layers.
         """
+        self._by_rows = by_rows
         ways: dict[str, Callable[..., Any]] = {
             "column": self._side_by_side,
             "channels": self._side_by_side,
-            "row": self._rows,
+            "row": self._terms,
             "heads": self._heads,
             "vocabulary": self._vocabulary,
         }
@@ -58,6 +68,9 @@ class Calls:
                 way = functools.partial(ways[split.kind], split, split.layer.call)
                 call = functools.partial(_in_parts, split, way, split.layer.call)
                 stack.enter_context(replaced(split.layer, "call", call))
+            for operation in between if by_rows else ():
+                own = functools.partial(self._between, operation, operation.call)
+                stack.enter_context(replaced(operation, "call", own))
             for layer in following:
                 follow = functools.partial(self._follow, layer.call)
                 stack.enter_context(replaced(layer, "call", follow))
@@ -68,7 +81,7 @@ class Calls:
         layer, slices = split.layer, []
         activation = getattr(layer, "activation", None) or activations.linear
         apart = activation in ELEMENTWISE
-        given = [x] * len(self._devices) if split.inputs is None else self._cut(x, split.inputs)
+        given = self._cut(x, split.inputs)
         for number, own in enumerate(given):
             with self._on(number), ExitStack() as stack:
                 if not apart:  # softmax needs all channels
@@ -80,7 +93,7 @@ class Calls:
         whole = self._joined(split.outputs, slices)
         return whole if apart else activation(whole)
 
-    def _rows(self, split: Split, call: Callable[..., Any], x: Any, **options: Any) -> Any:
+    def _terms(self, split: Split, call: Callable[..., Any], x: Any, **options: Any) -> Any:
         """Computes a term of all outputs on each device."""
         layer, terms = split.layer, []
         bias, activation = layer.bias, layer.activation
@@ -93,20 +106,43 @@ class Calls:
             for number, own in enumerate(self._cut(x, split.inputs)):
                 with self._on(number):
                     terms.append(call(own, **options))
-        total = tf.add_n(terms)
-        if bias is not None:
+
+        def finished(total: tf.Tensor) -> tf.Tensor:
+            if bias is None:
+                return total
             own_shape = [1] * (len(total.shape) - 1) + [-1]
             if getattr(layer, "data_format", None) == "channels_first":
                 own_shape = [1, -1] + [1] * (len(total.shape) - 2)
             is_vector = len(bias.shape) == 1
-            total += tf.reshape(bias.value, own_shape) if is_vector else bias.value
-        return total if activation is None else activation(total)
+            return total + (tf.reshape(bias.value, own_shape) if is_vector else bias.value)
+
+        if activation is None or activation in ELEMENTWISE:
+            apply = activation or activations.linear
+            return self._total(terms, lambda total: apply(finished(total)))
+        return activation(self._total(terms, finished))
+
+    def _total(
+        self, terms: Sequence[tf.Tensor], finish: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """Sums terms, in parts of rows if activations are divided.
+
+        Args:
+            terms: One on each device.
+            finish: Computes each row of the result from that of the sum.
+        """
+        if not self._by_rows:
+            return finish(tf.add_n(terms))
+        parts = []
+        for device, total in zip(self._devices, self._rows.reduce_scatter(terms), strict=True):
+            with tf.device(device):
+                parts.append(finish(total))
+        return self._rows.joined(parts, terms[0].shape)
 
     def _heads(self, split: Split, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Computes some heads of an attention on each device."""
         out, slices = out_of_heads(split.layer), []
         dropout, queries = dropout_of(split.layer), split.cuts[0].division.sizes
-        given = [t for t in keras.tree.flatten((args, options)) if isinstance(t, tf.Tensor)]
+        given = [t for t in keras.tree.flatten((args, options)) if _is_tensor(t)]
         masks = [mask_of(tensor) for tensor in given]
         with ExitStack() as stack:
             stack.enter_context(replaced(out, "bias", None))
@@ -114,16 +150,16 @@ class Calls:
                 generator = dropout.seed_generator
                 stack.enter_context(replaced(generator, "next", functools.cache(generator.next)))
             for number in range(len(self._devices)):
-                for tensor, mask in zip(given, masks, strict=True):
+                own_args, own_options = self._gathered(number, args, options)
+                own = [t for t in keras.tree.flatten((own_args, own_options)) if _is_tensor(t)]
+                for tensor, mask in zip(own, masks, strict=True):
                     if mask is not None:  # the call removes it
                         set_mask(tensor, mask)
                 drop = functools.partial(_dropped, dropout, dropout.call, queries, number)
                 with self._on(number), replaced(dropout, "call", drop):
-                    slices.append(call(*args, **options))
+                    slices.append(call(*own_args, **own_options))
         outputs = [each[0] if isinstance(each, tuple) else each for each in slices]
-        total = tf.add_n(outputs)
-        if out.bias is not None:
-            total += out.bias.value
+        total = self._total(outputs, lambda t: t if out.bias is None else t + out.bias.value)
         if mask_of(outputs[0]) is not None:
             set_mask(total, mask_of(outputs[0]))
         if not isinstance(slices[0], tuple):
@@ -150,6 +186,32 @@ class Calls:
                 slices.append(call(own, **options))
         return self._joined(division, slices)
 
+    def _between(
+        self, operation: keras.Operation, call: Callable[..., Any], *args: Any, **options: Any
+    ) -> Any:
+        """Calls an operation on parts of rows if one of its inputs is in parts or slices."""
+        given = [t for t in keras.tree.flatten((args, options)) if _is_tensor(t)]
+        ranks = {t.shape.rank for t in given}
+        if len(ranks) != 1 or min(ranks) < 2:
+            return call(*args, **options)
+        for tensor in given:
+            if id(tensor) in self._parts and tensor not in self._rows and _is_of_graph(tensor):
+                _, division, slices = self._parts[id(tensor)]
+                self._rows.add(tensor, self._rows.from_slices(slices, division.axis))
+        if not any(tensor in self._rows for tensor in given):
+            return call(*args, **options)
+        if type(operation) is keras.layers.Dropout:
+            return self._rows.dropout(operation, call, *args, **options)
+        return self._rows.map(call, *args, **options)
+
+    def _gathered(self, number: int, args: Any, options: Any) -> Any:
+        """Returns arguments in which tensors that are in parts of rows are whole on a device."""
+
+        def whole(leaf: Any) -> Any:
+            return self._rows.gather(leaf, number) if leaf in self._rows else leaf
+
+        return keras.tree.map_structure(whole, (args, options))
+
     @contextmanager
     def _on(self, number: int) -> Iterator[None]:
         with tf.device(self._devices[number]), part(number):
@@ -164,11 +226,23 @@ class Calls:
 
     def _cut(self, x: tf.Tensor, division: AlongAxis | None) -> list[tf.Tensor]:
         if division is None:
-            return [x] * len(self._devices)
+            numbers = range(len(self._devices))
+            return [self._rows.gather(x, i) if x in self._rows else x for i in numbers]
         _, known, parts = self._parts.get(id(x), (None, None, []))
         if known is not None and _same(known, division, len(x.shape)):
             return parts
+        if x in self._rows:
+            return self._rows.to_slices(x, division.sizes, division.axis)
         return tf.split(x, division.sizes, division.axis)
+
+
+def _is_tensor(x: Any) -> bool:
+    return isinstance(x, tf.Tensor)
+
+
+def _is_of_graph(x: tf.Tensor) -> bool:
+    """Returns whether the graph that is being traced made a tensor, not one around it."""
+    return tf.executing_eagerly() or x.graph is tf.compat.v1.get_default_graph()
 
 
 def _in_parts(

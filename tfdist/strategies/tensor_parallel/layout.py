@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.sharded.plan import can_be_cut, reason_whole
 from tfdist.strategies.tensor_parallel import splits
+from tfdist.strategies.tensor_parallel.row_parts import computes_by_rows
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, Split, keeps_parts
 from tfdist.upstream.keras_layers import operations_called_through
@@ -43,6 +44,7 @@ class Layout(NamedTuple):
     Attributes:
         splits: The layers that are split, in the order in which they are called.
         following: Layers without weights that may map slices to slices.
+        between: Operations that may map parts of the rows to parts of the rows.
         calls: The calls of a forward pass, if known.
         reason_whole: Why no layer is split; None: some may be.
         of: Ids of all layers and variables of the model.
@@ -50,6 +52,7 @@ class Layout(NamedTuple):
 
     splits: list[Split]
     following: list[keras.layers.Layer]
+    between: list[keras.Operation]
     calls: list[Call]
     reason_whole: str | None
     of: list[int]
@@ -81,7 +84,7 @@ def layout(
     if known is not None and (known.reason_whole, known.of) == (reason, of):
         return known
     if reason is not None:
-        return Layout([], [], [], reason, of)
+        return Layout([], [], [], [], reason, of)
     calls = calls_of(model)
     order = {id(layer): place for place, layer in reversed(list(enumerate(c.layer for c in calls)))}
     found.sort(key=lambda layer: order.get(id(layer), len(order)))
@@ -93,7 +96,10 @@ def layout(
             ways[id(layer)] = own
     chosen = by_rules(ways, rules) if rules is not None else automatic(ways, calls)
     unshared = _without_shared(chosen, found)
-    return Layout(unshared, [layer for layer in found if keeps_parts(layer)], calls, None, of)
+    following = [layer for layer in found if keeps_parts(layer)]
+    operations = {id(o): o for o in [*found, *(c.layer for c in calls)] if id(o) not in inner}
+    between = [operation for operation in operations.values() if computes_by_rows(operation)]
+    return Layout(unshared, following, between, calls, None, of)
 
 
 def _inside_keras_layers(found: Sequence[keras.layers.Layer]) -> set[int]:

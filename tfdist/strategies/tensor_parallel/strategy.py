@@ -68,6 +68,8 @@ class TensorParallel(Strategy):
             layout.
         process_group: What exchanges sums between processes: `"horovod"`, `"tensorflow"`, or
             `"auto"`, which is Horovod.
+        split_activations: `"rows"` also divides the activations between split layers, by the rows
+            of the batch (sequence parallelism); `"none"` has them on the first device.
 
     Raises:
         ConfigurationError: Fewer than two devices, an invalid rule, or different numbers of devices
@@ -86,8 +88,11 @@ class TensorParallel(Strategy):
         layout: Rules | None = None,
         smallest: int = 1024,
         process_group: str = "auto",
+        split_activations: str = "none",
     ) -> None:
-        STRATEGIES["tensor_parallel"].check(process_group=process_group)
+        STRATEGIES["tensor_parallel"].check(
+            process_group=process_group, split_activations=split_activations
+        )
         names, group = join_processes(process_group, devices, self.default_cpus)
         if len(names) < 2:
             raise ConfigurationError(
@@ -97,6 +102,7 @@ class TensorParallel(Strategy):
         self._host = connection.on_this_host("CPU:0")
         super().__init__(names, group)
         self.layout = None if layout is None else dict(rules.checked(layout))
+        self._by_rows = split_activations == "rows"
         self._smallest = 1 if layout is not None else smallest
         self._layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
         self._layouts = weakref.WeakKeyDictionary()
@@ -109,6 +115,8 @@ class TensorParallel(Strategy):
 
     def describe(self) -> dict[str, str]:
         rows = super().describe() | {"shard policy": "each device has all rows of a batch"}
+        if self._by_rows:
+            rows["activations"] = "between split layers, in parts of the rows on all devices"
         return rows | self._rows
 
     @contextmanager
@@ -175,7 +183,9 @@ class TensorParallel(Strategy):
         known = list(self._layouts.values())
         splits = [split for layout in known for split in layout.splits]
         following = [layer for layout in known for layer in layout.following]
-        with Calls(self.devices).instead(splits, following), tf.device(self.devices[0]):
+        between = [operation for layout in known for operation in layout.between]
+        calls = Calls(self.devices).instead(splits, following, between, self._by_rows)
+        with calls, tf.device(self.devices[0]):
             return fn(0)
 
     def local_results(self, results: Any) -> list[Any]:

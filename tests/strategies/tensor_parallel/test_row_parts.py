@@ -1,0 +1,61 @@
+"""Activations between split layers in parts of the rows: results, devices, bytes, fallbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tests.support.training import assert_close
+from tfdist.strategies.tensor_parallel.row_parts import computes_by_rows
+from tfdist.strategies.tensor_parallel.strategy import TensorParallel
+from tfdist.trainer import Trainer
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.standard_normal((13, 5, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, (13,))
+#: The last batch has one row, so that one device has none.
+FIT: dict[str, Any] = {"x": X, "y": Y, "batch_size": 6, "shuffle": False, "verbose": 0}
+
+
+def block() -> keras.Model:
+    """Returns a transformer block between layers that read whole batches."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 8))
+    hidden = layers.Dense(8)(inputs)
+    normed = layers.LayerNormalization()(layers.Dropout(0.3, seed=2)(hidden))
+    attended = layers.MultiHeadAttention(4, 2, dropout=0.2, seed=5)(normed, normed)
+    hidden = hidden + layers.Dropout(0.3, seed=3)(attended)
+    wide = layers.Dense(16, activation="gelu")(layers.LayerNormalization()(hidden))
+    hidden = layers.Add()([hidden, layers.Dropout(0.3, seed=4)(layers.Dense(8)(wide))])
+    hidden = layers.BatchNormalization()(hidden)
+    outputs = layers.Dense(3, activation="softmax")(layers.Flatten()(hidden))
+    model = keras.Model(inputs, outputs)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def rows(devices: int) -> TensorParallel:
+    return TensorParallel(devices, smallest=1, split_activations="rows")
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_transformer_block_matches_one_device(devices: int) -> None:
+    plain, trainer = block(), Trainer(block, rows(devices))
+    wanted = plain.fit(**FIT, epochs=2).history
+    assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
+    assert_close(trainer.model.get_weights(), plain.get_weights())
+    assert_close(trainer.predict(X, verbose=0), plain.predict(X, verbose=0))
+
+
+def test_only_known_operations_compute_by_rows() -> None:
+    assert computes_by_rows(layers.LayerNormalization())
+    assert computes_by_rows(layers.Dropout(0.5))
+    assert not computes_by_rows(layers.LayerNormalization(axis=-2))
+    assert not computes_by_rows(layers.Dropout(0.5, noise_shape=(4, 1)))
+    assert not computes_by_rows(layers.BatchNormalization())
+    assert not computes_by_rows(layers.Activation(lambda x: x - x[:1]))

@@ -1,0 +1,182 @@
+"""Activations between split layers in parts: each device has some of a batch's rows.
+
+Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
+4.2.2. There the axis is that of the sequence. Here it is that of the batch, which every Keras model
+has, and along which a part of a random draw is a slice of the draw of one device. The all-reduce
+after a row split becomes a reduce-scatter, and an all-gather stands before a column split.
+TensorFlow's gradients mirror both: the gradient of a gather is a sum of slices on their devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import layers
+
+from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE
+from tfdist.upstream.keras_layers import is_elementwise_operation
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_random import Sampler, samplers_called_by
+
+_MERGES = (
+    layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum, layers.Minimum,
+)  # fmt: skip
+_NORMALIZATIONS = (layers.LayerNormalization, layers.RMSNormalization)
+
+
+def computes_by_rows(operation: keras.Operation) -> bool:
+    """Returns whether an operation is known to compute each row by itself, cheaply.
+
+    Other operations get whole batches on the first device.
+    """
+    if type(operation) in _NORMALIZATIONS:
+        axes = keras.tree.flatten(operation.axis)
+        return all(axis == -1 or axis > 0 for axis in axes)
+    if type(operation) is layers.Dropout:
+        return operation.noise_shape is None
+    if type(operation) is layers.Activation:
+        return operation.activation in ELEMENTWISE
+    return type(operation) in (*_MERGES, layers.ReLU, layers.LeakyReLU, layers.ELU) or (
+        is_elementwise_operation(operation)
+    )
+
+
+class RowParts:
+    """Tensors whose rows are divided over the devices, in the graph that is being traced.
+
+    A full tensor stands for its parts. TensorFlow removes it if nothing else reads it.
+
+    Args:
+        devices: One for each part.
+    """
+
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = devices
+        # By the id of a full tensor: the tensor, kept so that no other gets its id, and its parts.
+        self._parts: dict[int, tuple[tf.Tensor, list[tf.Tensor]]] = {}
+        self._gathered: dict[tuple[int, int, int], tf.Tensor] = {}
+
+    def __contains__(self, x: Any) -> bool:
+        return id(x) in self._parts
+
+    def joined(self, parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
+        """Returns the full tensor on the current device, which stands for its parts."""
+        whole = tf.ensure_shape(tf.concat(parts, 0), [None, *shape[1:]])
+        self.add(whole, parts)
+        return whole
+
+    def add(self, whole: tf.Tensor, parts: Sequence[tf.Tensor]) -> None:
+        """Makes a full tensor stand for parts, each on its device."""
+        self._parts[id(whole)] = (whole, list(parts))
+
+    def reduce_scatter(self, terms: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sum of terms in parts, each on its device."""
+        return self._exchanged(terms, tf.add_n)
+
+    def from_slices(self, slices: Sequence[tf.Tensor], axis: int) -> list[tf.Tensor]:
+        """Returns parts with all channels of a tensor that is in slices along another axis."""
+        return self._exchanged(slices, functools.partial(tf.concat, axis=axis))
+
+    def to_slices(self, x: tf.Tensor, sizes: Sequence[int], axis: int) -> list[tf.Tensor]:
+        """Returns slices of all rows along another axis, each on its device."""
+        cut = functools.partial(tf.split, num_or_size_splits=list(sizes), axis=axis)
+        _, parts = self._parts[id(x)]
+        return self._exchanged(parts, functools.partial(tf.concat, axis=0), cut)
+
+    def gather(self, x: tf.Tensor, number: int) -> tf.Tensor:
+        """Returns all rows on a device, once for all readers in a graph."""
+        key = (id(x), number, id(tf.compat.v1.get_default_graph()))
+        if key not in self._gathered:
+            with tf.device(self._devices[number]):
+                whole = tf.concat(self._parts[id(x)][1], 0)
+                self._gathered[key] = tf.ensure_shape(whole, x.shape)
+        return self._gathered[key]
+
+    def map(self, call: Callable[..., Any], *args: Any, **options: Any) -> tf.Tensor:
+        """Calls an operation on each part of the tensors among its arguments.
+
+        Args:
+            call: The operation's call.
+            *args: Its arguments. Tensors that are not in parts are scattered, except for those
+                with a single row.
+            **options: Its options.
+        """
+        leaves = keras.tree.flatten((args, options))
+        parts = [self._of(leaf) for leaf in leaves]
+        results = []
+        for number, device in enumerate(self._devices):
+            own = [leaf if p is None else p[number] for leaf, p in zip(leaves, parts, strict=True)]
+            own_args, own_options = keras.tree.pack_sequence_as((args, options), own)
+            with tf.device(device):
+                results.append(call(*own_args, **own_options))
+        return self.joined(results, results[0].shape)
+
+    def dropout(
+        self, layer: layers.Dropout, call: Callable[..., Any], x: Any, training: bool = False
+    ) -> Any:
+        """Calls a Dropout on parts of rows, each with its rows of one draw."""
+        if not training or not layer.rate:
+            return self.map(call, x, training=training)
+        num_rows, (_, parts) = _num_rows(x), self._parts[id(x)]
+        begins = [sum(self._sizes(num_rows)[:number]) for number in range(len(self._devices))]
+        generator, results = layer.seed_generator, []
+        # One seed for all parts, as in one call.
+        with replaced(generator, "next", functools.cache(generator.next)):
+            for device, part, begin in zip(self._devices, parts, begins, strict=True):
+                draw = functools.partial(_rows_of_draw, num_rows, begin)
+                with tf.device(device), samplers_called_by(draw):
+                    results.append(call(part, training=training))
+        return self.joined(results, x.shape)
+
+    def _exchanged(
+        self,
+        tensors: Sequence[tf.Tensor],
+        combine: Callable[[Sequence[tf.Tensor]], tf.Tensor],
+        cut: Callable[[tf.Tensor], list[tf.Tensor]] | None = None,
+    ) -> list[tf.Tensor]:
+        """Cuts each tensor on its device, and combines the pieces for each device there."""
+        pieces, results = [], []
+        for device, tensor in zip(self._devices, tensors, strict=True):
+            with tf.device(device):
+                pieces.append((cut or self._split)(tensor))
+        for device, own in zip(self._devices, zip(*pieces, strict=True), strict=True):
+            with tf.device(device):
+                results.append(combine(list(own)))
+        return results
+
+    def _of(self, x: Any) -> list[tf.Tensor] | None:
+        """Returns the parts of a tensor; None of anything else, and of a tensor with one row."""
+        if not isinstance(x, tf.Tensor) or (x not in self and x.shape[0] == 1):
+            return None
+        return self._parts[id(x)][1] if x in self else self._split(x)
+
+    def _split(self, x: tf.Tensor) -> list[tf.Tensor]:
+        return tf.split(x, self._sizes(_num_rows(x)), num=len(self._devices))
+
+    def _sizes(self, num_rows: Any) -> list[Any]:
+        """Returns the number of rows of each part: they differ by at most one, and may be 0."""
+        num = len(self._devices)
+        return [(num_rows + num - 1 - number) // num for number in range(num)]
+
+
+def _num_rows(x: tf.Tensor) -> Any:
+    """Returns the number of rows: an int if it is known while the graph is traced."""
+    return tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
+
+
+def _rows_of_draw(
+    num_rows: Any,
+    begin: Any,
+    sampler: Sampler,
+    shape: Any,
+    key: tf.Tensor,
+    counter: tf.Tensor,
+) -> tf.Tensor:
+    """Draws for all rows, which the numbers of one device are defined for, and returns some."""
+    shape = tf.convert_to_tensor(shape)
+    whole = sampler.draw(tf.concat([[num_rows], shape[1:]], 0), key=key, counter=counter)
+    return whole[begin : begin + shape[0]]
