@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.clock import now, read_by_host
-from tfdist.strategies.pipeline.schedule import Order, Pass, turns
+from tfdist.strategies.pipeline.schedule import Order, Pass, device_of, turns
 from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
@@ -118,9 +118,10 @@ class MeasuredBubble:
             before = begin
             for stage, back in [(i, False) for i in there] + [(i, True) for i in there[::-1]]:
                 tensors = turns.get(Pass(stage, number, back))
-                arrivals[stage % self._num_devices].append(before)
+                device = device_of(stage, self._num_devices)
+                arrivals[device].append(before)
                 before = _time_of(tensors) if tensors else before
-                ends[stage % self._num_devices].append(before)
+                ends[device].append(before)
         return tf.stack(arrivals), tf.stack(ends)
 
 

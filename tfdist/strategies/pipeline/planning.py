@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import keras
 from tfdist.errors import ConfigurationError
 from tfdist.remote import connection
 from tfdist.strategies.pipeline import bubble, costs
-from tfdist.strategies.pipeline.schedule import draw_timeline, micro_batches_in_memory
+from tfdist.strategies.pipeline.schedule import device_of, draw_timeline, micro_batches_in_memory
 from tfdist.strategies.pipeline.stages import (
     Costs,
     Stages,
@@ -211,9 +210,9 @@ def _describe_stages(
     return {
         f"stage {number}": (
             f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){cost}, "
-            f"on {connection.short(device)}"
+            f"on {connection.short(devices[device_of(number, len(devices))])}"
         )
-        for number, ((first, last), size, cost, device) in enumerate(
-            zip(stages.ends(), sizes, cost_texts, itertools.cycle(devices), strict=False)
+        for number, ((first, last), size, cost) in enumerate(
+            zip(stages.ends(), sizes, cost_texts, strict=True)
         )
     }

@@ -146,6 +146,11 @@ def micro_batches_in_memory(
     return most
 
 
+def device_of(stage: int, num_devices: int) -> int:
+    """Returns the index of the device of a stage: the devices take the stages in turns."""
+    return stage % num_devices
+
+
 class Turn(NamedTuple):
     """A stage computes one micro-batch; times are relative to a step on one device."""
 
@@ -212,7 +217,7 @@ def draw_timeline(
     for turn in all_turns:
         colour = "tab:orange" if turn.back else "tab:blue"
         span = [(turn.begin, turn.end - turn.begin)]
-        place = (turn.stage % lines - 0.4, 0.8)
+        place = (device_of(turn.stage, lines) - 0.4, 0.8)
         axes.broken_barh(span, place, facecolor=colour, edgecolor="white")
     names = [" .. ".join(ends) for ends in stages.ends()]
     axes.set_yticks(range(lines), ["\n".join(names[line::lines]) for line in range(lines)])
@@ -246,7 +251,7 @@ def sequences(
     ]
     found = []
     for device in range(n):
-        stages = range(device, num_stages, n)
+        stages = [s for s in range(num_stages) if device_of(s, n) == device]
         forward = [Pass(s, i, False) for numbers in rounds for s in stages for i in numbers]
         back = [Pass(s, i, True) for numbers in rounds for s in stages[::-1] for i in numbers]
         # Forward passes before the first backward pass.

@@ -23,7 +23,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.pipeline import planning
 from tfdist.strategies.pipeline.bubble import MeasuredBubble
 from tfdist.strategies.pipeline.planning import StagePlanner
-from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.schedule import Order, device_of
 from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
@@ -225,4 +225,5 @@ class Pipeline(Strategy):
 
     def _stage_devices(self) -> list[str]:
         """Returns the device of each stage."""
-        return [self.devices[i % len(self.devices)] for i in range(self.num_stages)]
+        num = len(self.devices)
+        return [self.devices[device_of(stage, num)] for stage in range(self.num_stages)]
