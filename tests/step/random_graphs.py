@@ -183,6 +183,8 @@ def _selected(pool: Pool) -> tf.Tensor:
         lambda: tf.where(mask > 0, tensor, pool.one()),
         lambda: tf.boolean_mask(tensor, mask > 0),
         lambda: tf.boolean_mask(tensor, tensor > 0),
+        lambda: tf.gather(tensor, tf.squeeze(tf.where(tf.reshape(mask, [-1]) > 0), 1)),
+        lambda: tf.gather(tensor, tf.squeeze(tf.where(tf.reshape(mask, [-1]) > 0), 1) * 2 % 4),
         lambda: tf.boolean_mask(tensor, tf.reduce_max(tensor, range(1, tensor.shape.rank)) > 0),
     ]
     return pool.draw.choice(functions)()
@@ -216,6 +218,20 @@ def _controlled(pool: Pool) -> tf.Tensor:
 
         return tf.while_loop(lambda i, _: i < count, body, (0, a))[1]
 
+    def read(place: Callable[[Any], Any]) -> tf.Tensor:
+        number = tf.shape(b)[0]
+        found = tf.TensorArray(tf.float64, number, element_shape=None)
+
+        def body(i: Any, found: Any) -> tuple[Any, Any]:
+            return i + 1, found.write(i, tf.tanh(c[place(i), ...]))
+
+        return tf.while_loop(lambda i, _: i < number, body, (0, found))[1].stack()
+
+    def stitched(tensor: tf.Tensor, order: list[int]) -> tf.Tensor:
+        numbers = tf.cast(tf.reshape(b, [-1]) > 0, tf.int32)
+        places = tf.dynamic_partition(tf.range(tf.shape(c)[0]), numbers, 2)
+        return tf.dynamic_stitch(places, [tf.gather(tensor, places[i]) for i in order])
+
     functions = [
         lambda: tf.cond(tf.reduce_sum(b) > 0, lambda: tf.tanh(a), lambda: -a),
         lambda: counted(2),
@@ -227,6 +243,22 @@ def _controlled(pool: Pool) -> tf.Tensor:
         lambda: tf.vectorized_map(lambda pair: pair[0] * pair[1], (c, b)),
         lambda: tf.vectorized_map(lambda row: tf.matmul(row, pool.one(rank=2)), c),
         lambda: tf.vectorized_map(lambda row: tf.linalg.matvec(pool.one(rank=2), row), c),
+        lambda: tf.vectorized_map(
+            lambda row: tf.cond(tf.reduce_sum(row) > 0, lambda: row * 2.0, lambda: tf.tanh(row)), c
+        ),
+        lambda: tf.vectorized_map(
+            lambda pair: tf.cond(pool.one() > 0, lambda: pair[0] * a, lambda: -pair[0]), (c, b)
+        ),
+        lambda: tf.vectorized_map(
+            lambda pair: tf.cond(
+                tf.reduce_max(pair[1]) > 0, lambda: tf.tanh(pair[0]), lambda: pair[0] + b
+            ),
+            (c, b),
+        ),
+        lambda: read(lambda i: i),
+        lambda: read(lambda i: tf.maximum(i - 1, 0)),
+        lambda: stitched(c, [0, 1]),
+        lambda: stitched(c, pool.draw.choices([0, 1], k=2)),
         lambda: tf.gather(c, tf.range(tf.shape(b)[0]), axis=pool.axis(c)),
         lambda: tf.scan(lambda total, row: tf.tanh(total + row), c),
         lambda: tf.foldl(lambda total, row: total + row, c),
@@ -252,6 +284,7 @@ def _of_images(pool: Pool) -> tf.Tensor:
         lambda: tf.image.adjust_contrast(pool.one(rank=3), 2.0),
         lambda: tf.image.resize(image, [3, 2]),
         lambda: tf.image.resize(image, [pool.number(), 2]),
+        lambda: tf.vectorized_map(lambda row: tf.image.resize(row, [3, 2]), image[..., None]),
         lambda: tf.nn.bias_add(series, tf.ones([series.shape[-1]], tf.float64)),
         lambda: tf.linalg.diag_part(series),
         lambda: tf.linalg.matrix_transpose(series),
@@ -327,6 +360,9 @@ def _holds(value: Dependence, whole: Any, parts: list[Any]) -> bool:
     if value.kind is Kind.PLACES:
         pairs = zip([whole, *parts], [NUM_ROWS, *PARTS], strict=True)
         return all(_close(own, np.arange(n * (value.factor or 0))) for own, n in pairs)
+    if value.kind is Kind.SELECTED_PLACES:
+        offsets = np.cumsum([0, *PARTS[:-1]]) * (value.factor or 0)
+        return _close(whole, np.concatenate(list(map(np.add, parts, offsets))))
     if value.kind is Kind.SELECTED:
         return _close(whole, np.concatenate(parts))
     whole = whole / float(NUM_ROWS) ** value.power

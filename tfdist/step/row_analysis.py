@@ -23,7 +23,13 @@ from tfdist.step.row_dependence import (
     worst,
 )
 from tfdist.step.row_loops import of_row, row_loop
-from tfdist.step.row_rules import OF_PLACES, OF_SELECTED_ROWS, RULES
+from tfdist.step.row_rules import (
+    OF_PLACES,
+    OF_ROUNDS,
+    OF_SELECTED_PLACES,
+    OF_SELECTED_ROWS,
+    RULES,
+)
 from tfdist.upstream.tensorflow_graphs import function_graph, has_custom_gradient
 
 #: Passes through the body of a loop until the classes of its variables have to settle.
@@ -32,11 +38,11 @@ _MAX_PASSES = 8
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _LOOPS = ("While", "StatelessWhile")
-_INDEXING = ("Identity", "TensorListGetItem", "TensorListSetItem")
 #: Kinds that few rules know: the types of operations whose rules do.
 _SPECIAL = (
-    (Kind.ROUND, _INDEXING), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
+    (Kind.ROUND, OF_ROUNDS), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
     (Kind.SWAPPED, ("Reshape",)), (Kind.SELECTED, OF_SELECTED_ROWS),
+    (Kind.SELECTED_PLACES, OF_SELECTED_PLACES),
 )  # fmt: skip
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "Scatter")
 

@@ -16,6 +16,7 @@ computes from all rows:
 - SEVERAL: whether all rows' blocks have more than one entry together.
 - SWAPPED: ROWS whose first two axes are going to be swapped, in the order of either.
 - SELECTED: entries of some rows, which the rows themselves select, along the first axis.
+- SELECTED_PLACES: the places of these rows among all entries along the first axis.
 - MIXED: a value that is known to combine rows in another way.
 - UNKNOWN: a value that the analysis cannot classify.
 
@@ -46,6 +47,7 @@ class Kind(enum.Enum):
     SEVERAL = "several"
     SWAPPED = "swapped"
     SELECTED = "selected"
+    SELECTED_PLACES = "selected places"
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
@@ -58,13 +60,14 @@ class Dependence:
         kind: The kind.
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
-        factor: Of ROWS, PLACES and SEVERAL: the number of entries in the block of a row. Of ROUND
-            and ROW: the number of rounds for each row. Of FREE, and of the length of a LIST: the
-            integer by which the power of B is multiplied. None if that is unknown. The factor of
-            zeros is 0.
+        factor: Of ROWS, PLACES, SELECTED_PLACES and SEVERAL: the number of entries in the block of
+            a row. Of ROUND and ROW: the number of rounds for each row. Of FREE, and of the length
+            of a LIST: the integer by which the power of B is multiplied. None if that is unknown.
+            The factor of zeros is 0. Of SELECTED: a number that stands for the selection.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
             Of ROWS: the class of each segment if the tensor is a concatenation along the axis of
-            the rows, so that the entries of a row are not beside each other; or DRAWN.
+            the rows, so that the entries of a row are not beside each other; or DRAWN. Of
+            SELECTED_PLACES: the class of the entries at these places.
     """
 
     kind: Kind

@@ -13,6 +13,7 @@ from tfdist.step.row_rules import (
     linear_algebra,
     lists,
     reductions,
+    rounds,
     selection,
     shapes,
     vectorized_map,
@@ -27,12 +28,21 @@ RULES: dict[str, Rule] = {
     **selection.RULES,
     **shapes.RULES,
     **vectorized_map.RULES,
+    **rounds.RULES,
 }
+
+#: Operations whose rules also apply to the number of a round.
+OF_ROUNDS = rounds.OF_ROUNDS
 
 #: Operations whose rules also apply to the places of rows.
 OF_PLACES = vectorized_map.OF_PLACES
 
+#: Operations whose rules also apply to places of selected rows.
+OF_SELECTED_PLACES = frozenset(
+    ["DynamicStitch", "Gather", "GatherV2", "Identity", "Reshape", "Squeeze"]
+)
+
 #: Operations whose rules also apply to entries of selected rows.
 OF_SELECTED_ROWS = frozenset(
-    [*elementwise.RULES, "Gather", "GatherV2", "Reshape", "Squeeze", "Sum", "Mean", "Max", "Min"]
+    [*elementwise.RULES, "DynamicStitch", "Reshape", "Squeeze", "Sum", "Mean", "Max", "Min"]
 )

@@ -126,9 +126,12 @@ def _gathered(op: Any, values: Values) -> Dependence:
             return UNKNOWN
         parts = tuple(table.parts[int(place)] for place in np.ravel(places))
         return parts[0] if np.ndim(places) == 0 else replace(table, parts=parts)
-    if indices.kind is Kind.SELECTED and table.kind is Kind.ROWS and table.is_row_wise:
-        is_first = op.type == "GatherV2" and not constant_value(op.inputs[2])
-        return indices if is_first and not op.get_attr("batch_dims") else UNKNOWN
+    if indices.kind is Kind.SELECTED_PLACES:
+        is_first = op.type == "GatherV2" and constant_value(op.inputs[2]) == 0
+        is_whole = table.kind is Kind.ROWS and table.is_row_wise
+        is_alike = is_whole and table.factor == indices.factor is not None
+        is_selection = is_first and is_alike and not op.get_attr("batch_dims")
+        return indices.parts[0] if is_selection else UNKNOWN
     if (bad := worst(values[:2])) is not None:
         return bad
     axis = constant_value(op.inputs[2]) if op.type == "GatherV2" else 0
@@ -172,7 +175,18 @@ def _where(op: Any, values: Values) -> Dependence:
         return worst(values) or UNKNOWN
     while mask.op.type in ("Reshape", "Identity"):
         mask = mask.op.inputs[0]
-    return Dependence(Kind.SELECTED, factor=hash((id(mask.graph), mask.name)))
+    return selected_places(mask, value.factor)
+
+
+def selected_places(selection: Any, factor: int | None) -> Dependence:
+    """Returns the class of the places of selected entries.
+
+    Args:
+        selection: The tensor that stands for the selection: its mask, or the places.
+        factor: The number of entries for each row from which they are selected.
+    """
+    entries = Dependence(Kind.SELECTED, factor=hash((id(selection.graph), selection.name)))
+    return Dependence(Kind.SELECTED_PLACES, factor=factor, parts=(entries,))
 
 
 def _one_hot(op: Any, values: Values) -> Dependence:

@@ -159,13 +159,13 @@ def _expanded(op: Any, values: Values) -> Dependence:
 
 def _squeezed(op: Any, values: Values) -> Dependence:
     value, rank = values[0], op.inputs[0].shape.rank
-    if value.kind not in (Kind.ROWS, Kind.SELECTED):
+    if value.kind not in (Kind.ROWS, Kind.SELECTED, Kind.SELECTED_PLACES):
         return UNKNOWN if value.kind is Kind.SHAPE and op.outputs[0].shape.rank else value
     axes = op.get_attr("squeeze_dims")
     if rank is None or not axes:
         return UNKNOWN
     axes = {axis % rank for axis in axes}
-    if value.kind is Kind.SELECTED:
+    if value.kind is not Kind.ROWS:
         return UNKNOWN if 0 in axes else value
     return (
         UNKNOWN
@@ -187,7 +187,7 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         is_vector = out.shape.rank == 1
         return value if is_vector else value.parts[0] if len(value.parts) == 1 else UNKNOWN
     parts = parts_of(op.inputs[1], values[1])
-    if value.kind is Kind.SELECTED:
+    if value.kind in (Kind.SELECTED, Kind.SELECTED_PLACES):
         return value if parts and parts[0].factor == -1 else UNKNOWN
     if value.kind is not Kind.ROWS:
         return value if values[1].is_plain else worst(values) or UNKNOWN

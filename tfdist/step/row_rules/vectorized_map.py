@@ -22,6 +22,7 @@ from tfdist.step.row_dependence import (
     Rule,
     Values,
     given_plain,
+    rows,
     size,
     worst,
 )
@@ -64,6 +65,29 @@ def _gathered(op: Any, values: Values) -> Dependence | list[Dependence]:
     if not is_whole or axis is None or axis != table.axis:
         return UNKNOWN
     return MIXED if op.get_attr("batch_dims") else table  # with batch axes, a diagonal
+
+
+def _partitioned(op: Any, values: Values) -> Dependence | list[Dependence]:
+    """`DynamicPartition`: the places of the rows that take each branch of a condition."""
+    places, numbers = values
+    is_by_row = numbers.kind is Kind.ROWS and numbers.is_row_wise and numbers.factor is not None
+    if places.kind is not Kind.PLACES or not is_by_row or places.factor != numbers.factor:
+        return worst(values) or UNKNOWN
+    return [selection.selected_places(output, numbers.factor) for output in op.outputs]
+
+
+def _stitched(op: Any, values: Values) -> Dependence:
+    """`DynamicStitch`: what the branches computed from their rows, in the order of the rows."""
+    number = op.get_attr("N")
+    tensors, places, entries = op.inputs[:number], values[:number], values[number:]
+    partition = tensors[0].op
+    is_complete = partition.type == "DynamicPartition" and {t.ref() for t in tensors} == {
+        output.ref() for output in partition.outputs
+    }
+    is_own = [place.parts == (entry,) for place, entry in zip(places, entries, strict=True)]
+    if not is_complete or places[0].kind is not Kind.SELECTED_PLACES or not all(is_own):
+        return worst(values) or UNKNOWN
+    return rows(factor=places[0].factor)
 
 
 def _transposed(op: Any, values: Values) -> Dependence | list[Dependence]:
@@ -112,7 +136,8 @@ def _reshaped(op: Any, values: Values) -> Dependence | list[Dependence]:
 RULES: dict[str, Rule] = {
     "Range": _range, "Greater": _greater, "SelectV2": _selected,
     "GatherV2": given_plain(_gathered, 2), "Transpose": _transposed, "Reshape": _reshaped,
+    "DynamicPartition": _partitioned, "DynamicStitch": _stitched,
 }  # fmt: skip
 
 #: Operations whose rules know places, and whether there are several.
-OF_PLACES = frozenset(["GatherV2", "Identity", "SelectV2"])
+OF_PLACES = frozenset(["DynamicPartition", "GatherV2", "Identity", "SelectV2"])

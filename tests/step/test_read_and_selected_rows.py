@@ -1,0 +1,121 @@
+"""The row analysis follows rows that loops read one by one, and rows that are selected.
+
+It proves what is computed row by row, and proves nothing of what only looks like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from tfdist.step.row_analysis import RowAnalysis
+from tfdist.step.row_dependence import Dependence, Kind, rows
+
+
+def class_of(function: Callable[[Any], Any], *shape: int) -> Dependence:
+    """Returns the class of a function of rows with a shape."""
+    spec = tf.TensorSpec((None, *shape))
+    graph = tf.function(function, autograph=False).get_concrete_function(spec).graph
+    return RowAnalysis([(graph.inputs[0], rows())]).of(graph.outputs[0])
+
+
+def read(table: Any, place: Callable[[Any], Any], entry: Any = ...) -> Any:
+    """A loop with one round for each row, which reads an entry of a table in each round."""
+    number = tf.shape(table)[0]
+
+    def add(i: Any, found: Any) -> Any:
+        return i + 1, found.write(i, tf.tanh(table[place(i), entry]))
+
+    found = tf.TensorArray(tf.float32, number, element_shape=None)
+    return tf.while_loop(lambda i, _: i < number, add, (0, found))[1].stack()
+
+
+def chosen(then: Callable[[Any], Any], otherwise: Callable[[Any], Any], x: Any, bound: Any) -> Any:
+    """A map over rows with a branch for each."""
+
+    def choose(row: Any) -> Any:
+        return tf.cond(tf.reduce_sum(row) > bound, lambda: then(row), lambda: otherwise(row))
+
+    return tf.vectorized_map(choose, x)
+
+
+def stitched(x: Any, *order: int) -> Any:
+    """Rows with and without a positive first number, put together in an order."""
+    number = tf.shape(x)[0]
+    numbers = tf.cast(x[:, 0] > 0, tf.int32)
+    places = tf.dynamic_partition(tf.range(number), numbers, 2)
+    return tf.dynamic_stitch(places, [tf.gather(x, places[i]) for i in order])
+
+
+def places(x: Any) -> Any:
+    return tf.squeeze(tf.where(x[:, 0] > 0), 1)
+
+
+#: Functions of rows with 4 entries that are row by row.
+ROW_BY_ROW = {
+    "read row": lambda x: read(x, lambda i: i),
+    "branches": lambda x: chosen(tf.tanh, lambda row: -row, x, 0.0),
+    "branches with reductions": lambda x: chosen(tf.reduce_max, tf.reduce_mean, x, 1.0),
+    "rows put together": lambda x: stitched(x, 0, 1),
+}
+#: Functions that are not.
+MIXING = {
+    "read row before": lambda x: read(x, lambda i: tf.maximum(i - 1, 0)),
+    "read rows from the end": lambda x: read(x, lambda i: tf.shape(x)[0] - 1 - i),
+    "read row of a half": lambda x: read(x, lambda i: i // 2),
+    "read row of rows beside each other": lambda x: read(tf.concat([x, x], 0), lambda i: i),
+    "read part of a row": lambda x: read(
+        x, lambda i: i, slice(tf.cast(tf.reduce_max(x), tf.int32), None)
+    ),
+    "read row twice as often": lambda x: tf.gather(read(tf.repeat(x, 2, 0), lambda i: i), [0, 1]),
+    "branch with the mean of a batch": lambda x: chosen(
+        tf.tanh, lambda row: row - tf.reduce_mean(x), x, 0.0
+    ),
+    "bound that is the mean of a batch": lambda x: chosen(tf.tanh, tf.abs, x, tf.reduce_mean(x)),
+    "branch with all rows": lambda x: chosen(
+        tf.tanh, lambda row: tf.reduce_sum(row * x, 0), x, 0.0
+    ),
+    "rows put together in another order": lambda x: stitched(x, 1, 0),
+    "rows put together twice": lambda x: stitched(x, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_rows_that_are_read_and_put_together_are_row_by_row(name: str) -> None:
+    assert class_of(ROW_BY_ROW[name], 4) == rows()
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_rows_that_are_mixed_are_not_row_by_row(name: str) -> None:
+    assert class_of(MIXING[name], 4).kind in (Kind.MIXED, Kind.UNKNOWN)
+
+
+@pytest.mark.parametrize("method", ["bilinear", "nearest"])
+def test_images_that_a_map_resizes_are_row_by_row(method: str) -> None:
+    found = class_of(
+        lambda x: ops.vectorized_map(lambda row: tf.image.resize(row, [3, 2], method), x), 4, 4, 1
+    )
+    assert found == rows()
+
+
+#: Sums over selected rows, and whether they are sums over the rows of a batch.
+SELECTED = {
+    "selected rows": (lambda x: tf.gather(x, places(x)), True),
+    "rows at the doubled places": (lambda x: tf.gather(x, places(x) * 2 % 4), False),
+    "places": (lambda x: tf.cast(places(x), tf.float32), False),
+    "rows at selected numbers": (
+        lambda x: tf.gather(x, tf.cast(tf.boolean_mask(x[:, 1], x[:, 0] > 0), tf.int32) % 4),
+        False,
+    ),
+    "rows of which there are two": (lambda x: tf.gather(tf.repeat(x, 2, 0), places(x)), False),
+}
+
+
+@pytest.mark.parametrize("name", SELECTED)
+def test_sums_over_selected_rows(name: str) -> None:
+    function, is_sum = SELECTED[name]
+    assert class_of(lambda x: tf.reduce_sum(function(x), 0), 4).is_sum == is_sum
