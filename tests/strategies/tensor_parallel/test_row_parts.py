@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 from tests.support.training import assert_close
+from tfdist.models import gpt
 from tfdist.strategies.tensor_parallel.row_parts import computes_by_rows
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 from tfdist.trainer import Trainer
@@ -50,6 +51,26 @@ def test_transformer_block_matches_one_device(devices: int) -> None:
     assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
     assert_close(trainer.model.get_weights(), plain.get_weights())
     assert_close(trainer.predict(X, verbose=0), plain.predict(X, verbose=0))
+
+
+@pytest.mark.parametrize(
+    "split_activations", [pytest.param("none", marks=pytest.mark.long), "rows"]
+)
+def test_rematerialized_blocks_match_one_device(split_activations: str) -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = gpt(11, 5, size="tiny", dropout=0.2, remat=True)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    tokens, weights = RANDOM.integers(0, 11, (3, 5)), []
+    split = TensorParallel(2, smallest=1, split_activations=split_activations)
+    for strategy in ("one_device", split):
+        trainer = Trainer(build, strategy)
+        trainer.fit(tokens, tokens, batch_size=3, verbose=0)
+        weights.append(trainer.model.get_weights())
+    assert_close(*weights)
 
 
 def test_only_known_operations_compute_by_rows() -> None:

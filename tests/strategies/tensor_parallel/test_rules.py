@@ -59,4 +59,4 @@ def test_verify_takes_rules(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["--strategy", "tensor_parallel", "--layout", str(file)]) == 1
     assert re.search(r"there are \S*hidden/kernel, \S*logits/kernel", capsys.readouterr().err)
     assert main(["--layout", str(file)]) == 1
-    assert "options are of one strategy; name it with --strategy" in capsys.readouterr().err
+    assert "these options need a single strategy" in capsys.readouterr().err

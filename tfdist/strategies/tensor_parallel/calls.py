@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from keras import activations
 
-from tfdist.strategies.tensor_parallel.row_parts import RowParts
+from tfdist.strategies.tensor_parallel.row_parts import RowParts, place
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Split
 from tfdist.upstream.keras_layers import dropout_of, out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
@@ -36,6 +36,7 @@ class Calls:
         self._devices = devices
         # By the id of a full tensor: the tensor, kept so that no other gets its id, and its slices.
         self._parts: dict[int, tuple[tf.Tensor, AlongAxis, list[tf.Tensor]]] = {}
+        self._places: dict[int, Any] = {}
         self._rows = RowParts(devices)
         self._by_rows = False
 
@@ -177,7 +178,7 @@ class Calls:
 
     def _follow(self, call: Callable[..., Any], x: Any, **options: Any) -> Any:
         """Calls a layer without weights on slices."""
-        if id(x) not in self._parts:
+        if not self._is_in_slices(x):
             return call(x, **options)
         _, division, parts = self._parts[id(x)]
         slices = []
@@ -195,7 +196,7 @@ class Calls:
         if len(ranks) != 1 or min(ranks) < 2:
             return call(*args, **options)
         for tensor in given:
-            if id(tensor) in self._parts and tensor not in self._rows and _is_of_graph(tensor):
+            if self._is_in_slices(tensor) and tensor not in self._rows:
                 _, division, slices = self._parts[id(tensor)]
                 self._rows.add(tensor, self._rows.from_slices(slices, division.axis))
         if not any(tensor in self._rows for tensor in given):
@@ -221,14 +222,17 @@ class Calls:
         axis = division.axis if division else -1
         whole = tf.concat(parts, axis)
         if division is not None:
-            self._parts[id(whole)] = (whole, division, parts)
+            self._parts[id(whole)], self._places[id(whole)] = (whole, division, parts), place()
         return whole
+
+    def _is_in_slices(self, x: Any) -> bool:
+        return id(x) in self._parts and self._places[id(x)] == place()
 
     def _cut(self, x: tf.Tensor, division: AlongAxis | None) -> list[tf.Tensor]:
         if division is None:
             numbers = range(len(self._devices))
             return [self._rows.gather(x, i) if x in self._rows else x for i in numbers]
-        _, known, parts = self._parts.get(id(x), (None, None, []))
+        _, known, parts = self._parts[id(x)] if self._is_in_slices(x) else (None, None, [])
         if known is not None and _same(known, division, len(x.shape)):
             return parts
         if x in self._rows:
@@ -238,11 +242,6 @@ class Calls:
 
 def _is_tensor(x: Any) -> bool:
     return isinstance(x, tf.Tensor)
-
-
-def _is_of_graph(x: tf.Tensor) -> bool:
-    """Returns whether the graph that is being traced made a tensor, not one around it."""
-    return tf.executing_eagerly() or x.graph is tf.compat.v1.get_default_graph()
 
 
 def _in_parts(

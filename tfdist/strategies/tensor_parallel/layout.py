@@ -16,7 +16,7 @@ from tfdist.strategies.tensor_parallel import splits
 from tfdist.strategies.tensor_parallel.row_parts import computes_by_rows
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, Split, keeps_parts
-from tfdist.upstream.keras_layers import operations_called_through
+from tfdist.upstream.keras_layers import operations_called_through, remat_replaced_by
 from tfdist.upstream.keras_model import build_by_shapes, flatten_layers
 
 
@@ -245,7 +245,8 @@ def calls_of(model: keras.Model) -> list[Call]:
         found.append(Call(operation, *numbers, rank, _positions(made)))
         return outputs
 
-    with operations_called_through(note):
+    # Keras's own remat takes no keyword arguments in a graph.
+    with operations_called_through(note), remat_replaced_by(lambda function: function):
         # A Sequential model has one input, and no structure of inputs.
         build_by_shapes(model, inputs[0] if len(inputs) == 1 else model.input)
     return found

@@ -19,6 +19,7 @@ from keras import layers
 
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE
 from tfdist.upstream.keras_layers import is_elementwise_operation
+from tfdist.upstream.keras_model import stateless_scope
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_random import Sampler, samplers_called_by
 
@@ -45,6 +46,14 @@ def computes_by_rows(operation: keras.Operation) -> bool:
     )
 
 
+def place() -> tuple[Any, Any]:
+    """Returns the graph and the scope that calls are in; parts are not read in another one.
+
+    A rematerialized call has a scope of its own, and must not read tensors besides its inputs.
+    """
+    return tf.compat.v1.get_default_graph(), stateless_scope()
+
+
 class RowParts:
     """Tensors whose rows are divided over the devices, in the graph that is being traced.
 
@@ -58,10 +67,11 @@ class RowParts:
         self._devices = devices
         # By the id of a full tensor: the tensor, kept so that no other gets its id, and its parts.
         self._parts: dict[int, tuple[tf.Tensor, list[tf.Tensor]]] = {}
-        self._gathered: dict[tuple[int, int, int], tf.Tensor] = {}
+        self._places: dict[int, Any] = {}
+        self._gathered: dict[tuple[int, int], tf.Tensor] = {}
 
     def __contains__(self, x: Any) -> bool:
-        return id(x) in self._parts
+        return id(x) in self._parts and self._places[id(x)] == place()
 
     def joined(self, parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
         """Returns the full tensor on the current device, which stands for its parts."""
@@ -71,7 +81,7 @@ class RowParts:
 
     def add(self, whole: tf.Tensor, parts: Sequence[tf.Tensor]) -> None:
         """Makes a full tensor stand for parts, each on its device."""
-        self._parts[id(whole)] = (whole, list(parts))
+        self._parts[id(whole)], self._places[id(whole)] = (whole, list(parts)), place()
 
     def reduce_scatter(self, terms: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum of terms in parts, each on its device."""
@@ -88,8 +98,8 @@ class RowParts:
         return self._exchanged(parts, functools.partial(tf.concat, axis=0), cut)
 
     def gather(self, x: tf.Tensor, number: int) -> tf.Tensor:
-        """Returns all rows on a device, once for all readers in a graph."""
-        key = (id(x), number, id(tf.compat.v1.get_default_graph()))
+        """Returns all rows on a device, once for all readers."""
+        key = (id(x), number)
         if key not in self._gathered:
             with tf.device(self._devices[number]):
                 whole = tf.concat(self._parts[id(x)][1], 0)
