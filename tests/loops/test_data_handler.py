@@ -69,6 +69,8 @@ def test_restores_positions_of_earlier_versions(step: int) -> None:
 
 
 _ARRAY = np.arange(12.0)[:, None]
+_CHOSEN = tf.data.Options()
+_CHOSEN.autotune.ram_budget = 2**20
 
 
 @pytest.mark.parametrize(
@@ -76,12 +78,13 @@ _ARRAY = np.arange(12.0)[:, None]
     [
         pytest.param(_ARRAY, False, id="arrays"),
         pytest.param(((batch,) for batch in _ARRAY), False, id="generator"),
-        pytest.param(tf.data.Dataset.from_tensors(_ARRAY), True, id="the user's data set"),
+        pytest.param(tf.data.Dataset.from_tensors(_ARRAY), False, id="data set"),
+        pytest.param(
+            tf.data.Dataset.from_tensors(_ARRAY).with_options(_CHOSEN), True, id="chosen budget"
+        ),
     ],
 )
-def test_an_iterator_over_data_in_memory_has_no_thread_that_delays_its_end(
-    x: Any, tuned: bool
-) -> None:
+def test_an_iterator_has_no_thread_that_delays_its_end(x: Any, tuned: bool) -> None:
     dataset = input_data.dataset_of(input_data.data_adapter(x, shuffle=False))
     at_the_end = dataset.map(lambda *batch: batch, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
     assert (at_the_end.options().autotune.enabled is not False) == tuned

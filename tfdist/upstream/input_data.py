@@ -75,20 +75,27 @@ def are_arrays(adapter: Any) -> bool:
 
 
 def dataset_of(adapter: Any) -> tf.data.Dataset:
-    """Returns an adapter's data set of batches.
-
-    `tf.data` does not tune the ones that Keras makes of arrays and Python objects. Tuning cannot
-    make reading from memory faster, and it costs time at the end: a thread of the iterator sleeps
-    for up to a minute between two rounds of tuning, and in one of ten iterators that are discarded
-    it does not see that it should stop. Whoever discards the iterator, the garbage collector at
-    times, then waits for that minute (`Model::OptimizeLoop` in TensorFlow 2.21 asks
-    `CancellationManager::IsCancelled`, which is false until all callbacks have returned).
-    """
+    """Returns an adapter's data set of batches, without autotuning unless the user chose it."""
     dataset = adapter.get_tf_dataset()
     if isinstance(adapter, TFDatasetAdapter):
-        return dataset  # The user chose its options.
+        chosen = dataset.options().autotune != tf.data.Options().autotune
+        return dataset if chosen else without_autotuning(dataset)
+    return without_autotuning(dataset)
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set in which `tf.data.AUTOTUNE` is one parallel call per core.
+
+    Autotuning costs time at the end: a thread of the iterator sleeps for up to a minute between two
+    rounds, and in one of ten iterators that are discarded it does not see that it should stop.
+    Whoever discards the iterator, such as the end of an epoch, then waits for that minute
+    (`Model::OptimizeLoop` in TensorFlow 2.21 asks `CancellationManager::IsCancelled`, which is
+    false until all callbacks have returned).
+    """
     options = tf.data.Options()
     options.autotune.enabled = False
+    # By default it is at most 16, where autotuning would go on to the number of cores.
+    options.autotune.initial_parallelism = os.cpu_count() or 1
     return dataset.with_options(options)
 
 
