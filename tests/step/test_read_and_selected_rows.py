@@ -102,6 +102,11 @@ def test_images_that_a_map_resizes_are_row_by_row(method: str) -> None:
     assert found == rows()
 
 
+@tf.function(autograph=False)
+def selected_by(x: Any, numbers: Any) -> Any:
+    return tf.gather(x, tf.squeeze(tf.where(numbers > 0), 1))
+
+
 #: Sums over selected rows, and whether they are sums over the rows of a batch.
 SELECTED = {
     "selected rows": (lambda x: tf.gather(x, places(x)), True),
@@ -111,6 +116,7 @@ SELECTED = {
         lambda x: tf.gather(x, tf.cast(tf.boolean_mask(x[:, 1], x[:, 0] > 0), tf.int32) % 4),
         False,
     ),
+    "pairs of two selections": (lambda x: selected_by(x, x[:, 0]) * selected_by(x, x[:, 1]), False),
     "rows of which there are two": (lambda x: tf.gather(tf.repeat(x, 2, 0), places(x)), False),
 }
 

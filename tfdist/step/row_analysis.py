@@ -127,7 +127,10 @@ class RowAnalysis:
     ) -> list[Dependence]:
         """Returns the classes of tensors of a function's graph, by default of its outputs."""
         inner = RowAnalysis(zip(graph.inputs, values, strict=True), self.unknown)
-        return [inner.of(tensor) for tensor in (graph.outputs if tensors is None else tensors)]
+        found = [inner.of(tensor) for tensor in (graph.outputs if tensors is None else tensors)]
+        # Another call of the function may select other rows by the tensors of the same names.
+        given = {selection for value in values for selection in value.selections}
+        return [value if value.selections <= given else UNKNOWN for value in found]
 
     def _of_branches(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
         """Returns the classes after branches, of which all replicas have to take the same one."""

@@ -94,6 +94,12 @@ class Dependence:
         return self.kind is Kind.MIXED or any(part.contains_mixed for part in self.parts)
 
     @property
+    def selections(self) -> frozenset[int | None]:
+        """The numbers of the selections that this, or its parts, are entries of."""
+        own = {self.factor} if self.kind is Kind.SELECTED else set()
+        return frozenset(own).union(*(part.selections for part in self.parts))
+
+    @property
     def is_led_by_rows(self) -> bool:
         """Whether this has values for each row along its first axis, perhaps in segments."""
         return self.kind is Kind.ROWS and not (self.power or self.axis)
