@@ -14,7 +14,6 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.data.ops import multi_device_iterator_ops, prefetch_op
 
 from tfdist.upstream.patching import replaced
@@ -77,10 +76,8 @@ def are_arrays(adapter: Any) -> bool:
 def dataset_of(adapter: Any) -> tf.data.Dataset:
     """Returns an adapter's data set of batches, without autotuning unless the user chose it."""
     dataset = adapter.get_tf_dataset()
-    if isinstance(adapter, TFDatasetAdapter):
-        chosen = dataset.options().autotune != tf.data.Options().autotune
-        return dataset if chosen else without_autotuning(dataset)
-    return without_autotuning(dataset)
+    is_chosen = dataset.options().autotune != tf.data.Options().autotune
+    return dataset if is_chosen else without_autotuning(dataset)
 
 
 def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -94,7 +91,7 @@ def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """
     options = tf.data.Options()
     options.autotune.enabled = False
-    # By default it is at most 16, where autotuning would go on to the number of cores.
+    # The default is at most 16; autotuning would raise it to the number of cores.
     options.autotune.initial_parallelism = os.cpu_count() or 1
     return dataset.with_options(options)
 

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from keras import activations
 
-from tfdist.strategies.tensor_parallel.row_parts import RowParts, place
+from tfdist.strategies.tensor_parallel.row_parts import ByTensor, RowParts
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Split
 from tfdist.upstream.keras_layers import dropout_of, out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
@@ -34,9 +34,7 @@ class Calls:
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
-        # By the id of a full tensor: the tensor, kept so that no other gets its id, and its slices.
-        self._parts: dict[int, tuple[tf.Tensor, AlongAxis, list[tf.Tensor]]] = {}
-        self._places: dict[int, Any] = {}
+        self._slices: ByTensor[tuple[AlongAxis, list[tf.Tensor]]] = ByTensor()
         self._rows = RowParts(devices)
         self._by_rows = False
 
@@ -178,9 +176,9 @@ class Calls:
 
     def _follow(self, call: Callable[..., Any], x: Any, **options: Any) -> Any:
         """Calls a layer without weights on slices."""
-        if not self._is_in_slices(x):
+        if x not in self._slices:
             return call(x, **options)
-        _, division, parts = self._parts[id(x)]
+        division, parts = self._slices[x]
         slices = []
         for number, own in enumerate(parts):
             with tf.device(self._devices[number]):
@@ -196,8 +194,8 @@ class Calls:
         if len(ranks) != 1 or min(ranks) < 2:
             return call(*args, **options)
         for tensor in given:
-            if self._is_in_slices(tensor) and tensor not in self._rows:
-                _, division, slices = self._parts[id(tensor)]
+            if tensor in self._slices and tensor not in self._rows:
+                division, slices = self._slices[tensor]
                 self._rows.add(tensor, self._rows.from_slices(slices, division.axis))
         if not any(tensor in self._rows for tensor in given):
             return call(*args, **options)
@@ -207,11 +205,7 @@ class Calls:
 
     def _gathered(self, number: int, args: Any, options: Any) -> Any:
         """Returns arguments in which tensors that are in parts of rows are whole on a device."""
-
-        def whole(leaf: Any) -> Any:
-            return self._rows.gather(leaf, number) if leaf in self._rows else leaf
-
-        return keras.tree.map_structure(whole, (args, options))
+        return keras.tree.map_structure(lambda x: self._rows.gather(x, number), (args, options))
 
     @contextmanager
     def _on(self, number: int) -> Iterator[None]:
@@ -222,22 +216,17 @@ class Calls:
         axis = division.axis if division else -1
         whole = tf.concat(parts, axis)
         if division is not None:
-            self._parts[id(whole)], self._places[id(whole)] = (whole, division, parts), place()
+            self._slices[whole] = division, parts
         return whole
-
-    def _is_in_slices(self, x: Any) -> bool:
-        return id(x) in self._parts and self._places[id(x)] == place()
 
     def _cut(self, x: tf.Tensor, division: AlongAxis | None) -> list[tf.Tensor]:
         if division is None:
-            numbers = range(len(self._devices))
-            return [self._rows.gather(x, i) if x in self._rows else x for i in numbers]
-        _, known, parts = self._parts[id(x)] if self._is_in_slices(x) else (None, None, [])
-        if known is not None and _same(known, division, len(x.shape)):
-            return parts
-        if x in self._rows:
-            return self._rows.to_slices(x, division.sizes, division.axis)
-        return tf.split(x, division.sizes, division.axis)
+            return [self._rows.gather(x, number) for number in range(len(self._devices))]
+        if x in self._slices:
+            known, parts = self._slices[x]
+            if _same(known, division, len(x.shape)):
+                return parts
+        return self._rows.to_slices(x, division.sizes, division.axis)
 
 
 def _is_tensor(x: Any) -> bool:

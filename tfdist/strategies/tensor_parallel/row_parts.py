@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import keras
 import tensorflow as tf
 from keras import layers
 
-from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE
+from tfdist.strategies.tensor_parallel.splits import is_elementwise
 from tfdist.upstream.keras_layers import is_elementwise_operation
 from tfdist.upstream.keras_model import stateless_scope
 from tfdist.upstream.patching import replaced
@@ -26,6 +26,7 @@ from tfdist.upstream.tensorflow_random import Sampler, samplers_called_by
 _MERGES = (
     layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum, layers.Minimum,
 )  # fmt: skip
+_Value = TypeVar("_Value")
 _NORMALIZATIONS = (layers.LayerNormalization, layers.RMSNormalization)
 
 
@@ -39,18 +40,32 @@ def computes_by_rows(operation: keras.Operation) -> bool:
         return all(axis == -1 or axis > 0 for axis in axes)
     if type(operation) is layers.Dropout:
         return operation.noise_shape is None
-    if type(operation) is layers.Activation:
-        return operation.activation in ELEMENTWISE
-    return type(operation) in (*_MERGES, layers.ReLU, layers.LeakyReLU, layers.ELU) or (
-        is_elementwise_operation(operation)
-    )
+    known = is_elementwise(operation) or is_elementwise_operation(operation)
+    return known or type(operation) in _MERGES
 
 
-def place() -> tuple[Any, Any]:
-    """Returns the graph and the scope that calls are in; parts are not read in another one.
+class ByTensor(Generic[_Value]):
+    """Values by tensor, which are found only in the graph and the scope where they were set.
 
     A rematerialized call has a scope of its own, and must not read tensors besides its inputs.
     """
+
+    def __init__(self) -> None:
+        # By id: the tensor, kept so that no other gets its id, where it was set, and the value.
+        self._known: dict[int, tuple[tf.Tensor, Any, _Value]] = {}
+
+    def __contains__(self, tensor: Any) -> bool:
+        return id(tensor) in self._known and self._known[id(tensor)][1] == _place()
+
+    def __getitem__(self, tensor: tf.Tensor) -> _Value:
+        return self._known[id(tensor)][2]
+
+    def __setitem__(self, tensor: tf.Tensor, value: _Value) -> None:
+        self._known[id(tensor)] = tensor, _place(), value
+
+
+def _place() -> tuple[Any, Any]:
+    """Returns the graph and the scope that calls are in."""
     return tf.compat.v1.get_default_graph(), stateless_scope()
 
 
@@ -65,13 +80,11 @@ class RowParts:
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
-        # By the id of a full tensor: the tensor, kept so that no other gets its id, and its parts.
-        self._parts: dict[int, tuple[tf.Tensor, list[tf.Tensor]]] = {}
-        self._places: dict[int, Any] = {}
+        self._parts: ByTensor[list[tf.Tensor]] = ByTensor()
         self._gathered: dict[tuple[int, int], tf.Tensor] = {}
 
     def __contains__(self, x: Any) -> bool:
-        return id(x) in self._parts and self._places[id(x)] == place()
+        return x in self._parts
 
     def joined(self, parts: Sequence[tf.Tensor], shape: tf.TensorShape) -> tf.Tensor:
         """Returns the full tensor on the current device, which stands for its parts."""
@@ -81,7 +94,7 @@ class RowParts:
 
     def add(self, whole: tf.Tensor, parts: Sequence[tf.Tensor]) -> None:
         """Makes a full tensor stand for parts, each on its device."""
-        self._parts[id(whole)], self._places[id(whole)] = (whole, list(parts)), place()
+        self._parts[whole] = list(parts)
 
     def reduce_scatter(self, terms: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum of terms in parts, each on its device."""
@@ -92,17 +105,20 @@ class RowParts:
         return self._exchanged(slices, functools.partial(tf.concat, axis=axis))
 
     def to_slices(self, x: tf.Tensor, sizes: Sequence[int], axis: int) -> list[tf.Tensor]:
-        """Returns slices of all rows along another axis, each on its device."""
+        """Returns slices of all rows along another axis, each on its device if x is in parts."""
+        if x not in self:
+            return tf.split(x, sizes, axis)
         cut = functools.partial(tf.split, num_or_size_splits=list(sizes), axis=axis)
-        _, parts = self._parts[id(x)]
-        return self._exchanged(parts, functools.partial(tf.concat, axis=0), cut)
+        return self._exchanged(self._parts[x], functools.partial(tf.concat, axis=0), cut)
 
-    def gather(self, x: tf.Tensor, number: int) -> tf.Tensor:
-        """Returns all rows on a device, once for all readers."""
+    def gather(self, x: Any, number: int) -> Any:
+        """Returns all rows on a device, once for all readers; x itself if it is not in parts."""
+        if x not in self:
+            return x
         key = (id(x), number)
         if key not in self._gathered:
             with tf.device(self._devices[number]):
-                whole = tf.concat(self._parts[id(x)][1], 0)
+                whole = tf.concat(self._parts[x], 0)
                 self._gathered[key] = tf.ensure_shape(whole, x.shape)
         return self._gathered[key]
 
@@ -131,7 +147,7 @@ class RowParts:
         """Calls a Dropout on parts of rows, each with its rows of one draw."""
         if not training or not layer.rate:
             return self.map(call, x, training=training)
-        num_rows, (_, parts) = _num_rows(x), self._parts[id(x)]
+        num_rows, parts = _num_rows(x), self._parts[x]
         begins = [sum(self._sizes(num_rows)[:number]) for number in range(len(self._devices))]
         generator, results = layer.seed_generator, []
         # One seed for all parts, as in one call.
@@ -162,7 +178,7 @@ class RowParts:
         """Returns the parts of a tensor; None of anything else, and of a tensor with one row."""
         if not isinstance(x, tf.Tensor) or (x not in self and x.shape[0] == 1):
             return None
-        return self._parts[id(x)][1] if x in self else self._split(x)
+        return self._parts[x] if x in self else self._split(x)
 
     def _split(self, x: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(x, self._sizes(_num_rows(x)), num=len(self._devices))

@@ -50,9 +50,9 @@ ELEMENTWISE = (
     activations.hard_sigmoid, activations.exponential,
 )  # fmt: skip
 
+_ELEMENTWISE_LAYERS = (layers.ReLU, layers.LeakyReLU, layers.ELU)
 #: Layers that treat each channel separately, and may be called on some of the channels.
 _BY_CHANNEL = (
-    layers.ReLU, layers.LeakyReLU, layers.ELU,
     layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D,
     layers.AveragePooling1D, layers.AveragePooling2D, layers.AveragePooling3D,
     layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D,
@@ -250,11 +250,16 @@ def _has_elements(way: Split) -> bool:
     return all(math.prod(cut.division.sizes) for cut in way.cuts)
 
 
-def keeps_parts(layer: keras.Operation) -> bool:
-    """Returns whether a layer without weights computes each channel independently."""
+def is_elementwise(layer: keras.Operation) -> bool:
+    """Returns whether a layer without weights computes each element independently."""
     if type(layer) is layers.Activation:
         return layer.activation in ELEMENTWISE
-    return type(layer) in _BY_CHANNEL
+    return type(layer) in _ELEMENTWISE_LAYERS
+
+
+def keeps_parts(layer: keras.Operation) -> bool:
+    """Returns whether a layer without weights computes each channel independently."""
+    return is_elementwise(layer) or type(layer) in _BY_CHANNEL
 
 
 # ---- equations of EinsumDense ----
