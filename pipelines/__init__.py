@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pipelines.reading.position import restart_of as restart_of
     from pipelines.reading.read import read as read
     from pipelines.reading.tuning import Tuning as Tuning
+    from pipelines.reading.tuning import without_autotuning as without_autotuning
     from pipelines.writing.write import write_shards as write_shards
 
 _ATTRIBUTES = {
@@ -43,6 +44,7 @@ _ATTRIBUTES = {
     "pack_dataset": "pipelines.pack.packing",
     "read": "pipelines.reading.read",
     "restart_of": "pipelines.reading.position",
+    "without_autotuning": "pipelines.reading.tuning",
     "write_shards": "pipelines.writing.write",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "peek",
     "read",
     "restart_of",
+    "without_autotuning",
     "write_shards",
 ]
 

@@ -22,7 +22,10 @@ _READ_AHEAD, _CACHE_DIR = "PIPELINES_READ_AHEAD", "PIPELINES_CACHE_DIR"
 
 
 class Tuning(NamedTuple):
-    """Parallelism, prefetching and memory of reading. By default `tf.data` tunes the numbers.
+    """Parallelism, prefetching and memory of reading.
+
+    `tf.data.AUTOTUNE`, the default of the numbers, is one parallel call per core: see
+    `without_autotuning`.
 
     Example:
         >>> tuning = pipelines.Tuning(num_maps=2, ram_bytes=2**30)
@@ -38,8 +41,8 @@ class Tuning(NamedTuple):
         cache_dir: Local folder that caches data read from URLs. Several processes can share it.
             None: the value of the environment variable `PIPELINES_CACHE_DIR`, or no cache.
         cache_bytes: Size limit of that folder. The least recently used data are removed.
-        ram_bytes: Memory that `tf.data` may use for buffers it sizes itself; None: half of the
-            free memory.
+        ram_bytes: Turns the autotuning of `tf.data` on, with a bound of this size on the memory of
+            its buffers.
     """
 
     num_reads: int = tf.data.AUTOTUNE
@@ -69,7 +72,7 @@ class Tuning(NamedTuple):
 
     def options(self, *, deterministic: bool) -> tf.data.Options:
         """Returns the options of a dataset. A deterministic order is that of a single thread."""
-        options = tf.data.Options()
+        options = tf.data.Options() if self.ram_bytes is not None else _no_autotuning()
         options.deterministic = deterministic
         # The data are divided already; tf.distribute would silently drop records by dividing again.
         off = tf.data.experimental.AutoShardPolicy.OFF
@@ -82,6 +85,32 @@ class Tuning(NamedTuple):
 
 
 DEFAULT = Tuning()
+
+
+def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set in which `tf.data.AUTOTUNE` is one parallel call per core.
+
+    Autotuning costs time at the end: a thread of the iterator sleeps for up to a minute between two
+    rounds, and in up to a third of the iterators that are discarded it does not see that it should
+    stop. Whoever discards the iterator, such as the end of an epoch, then waits for that minute
+    (`Model::OptimizeLoop` in TensorFlow 2.21 asks `CancellationManager::IsCancelled`, which is
+    false until all callbacks have returned). `read` and `mix` return data sets without autotuning
+    themselves.
+
+    Example:
+        >>> dataset = tf.data.Dataset.range(3).map(lambda x: 2 * x, tf.data.AUTOTUNE)
+        >>> [int(x) for x in pipelines.without_autotuning(dataset)]
+        [0, 2, 4]
+    """
+    return dataset.with_options(_no_autotuning())
+
+
+def _no_autotuning() -> tf.data.Options:
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    # The default is at most 16; autotuning would raise it to the number of cores.
+    options.autotune.initial_parallelism = os.cpu_count() or 1
+    return options
 
 
 def through_data_service(

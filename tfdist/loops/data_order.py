@@ -130,7 +130,7 @@ class DataOrder:
             return iter(self._all(distribute))
         first = tf.data.Dataset.from_tensors(self._first)
         all_batches, self._peeked = first.concatenate(_remainder(self._peeked)), None
-        return iter(distribute(input_data.without_autotuning(all_batches)))
+        return iter(distribute(pipelines.without_autotuning(all_batches)))
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:

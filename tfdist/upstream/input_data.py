@@ -16,6 +16,7 @@ from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDat
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from tensorflow.python.data.ops import multi_device_iterator_ops, prefetch_op
 
+import pipelines
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_runtime import seed_of_process
 
@@ -77,23 +78,7 @@ def dataset_of(adapter: Any) -> tf.data.Dataset:
     """Returns an adapter's data set of batches, without autotuning unless the user chose it."""
     dataset = adapter.get_tf_dataset()
     is_chosen = dataset.options().autotune != tf.data.Options().autotune
-    return dataset if is_chosen else without_autotuning(dataset)
-
-
-def without_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a data set in which `tf.data.AUTOTUNE` is one parallel call per core.
-
-    Autotuning costs time at the end: a thread of the iterator sleeps for up to a minute between two
-    rounds, and in one of ten iterators that are discarded it does not see that it should stop.
-    Whoever discards the iterator, such as the end of an epoch, then waits for that minute
-    (`Model::OptimizeLoop` in TensorFlow 2.21 asks `CancellationManager::IsCancelled`, which is
-    false until all callbacks have returned).
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    # The default is at most 16; autotuning would raise it to the number of cores.
-    options.autotune.initial_parallelism = os.cpu_count() or 1
-    return dataset.with_options(options)
+    return dataset if is_chosen else pipelines.without_autotuning(dataset)
 
 
 def dataset_of_arrays(adapter: Any, shuffle: Shuffle) -> tf.data.Dataset:

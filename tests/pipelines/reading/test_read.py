@@ -223,3 +223,11 @@ def test_shard_that_is_listed_twice_raises(folder: Path) -> None:
     rewrite_index(folder, repeat)
     with pytest.raises(pipelines.DataError, match="is listed 2 times"):
         pipelines.read(folder, 10)
+
+
+@pytest.mark.parametrize("ram_bytes", [None, 2**20])
+def test_only_a_chosen_memory_bound_turns_autotuning_on(
+    folder: Path, ram_bytes: int | None
+) -> None:
+    dataset = pipelines.read(folder, 10, tuning=pipelines.Tuning(ram_bytes=ram_bytes))
+    assert (dataset.options().autotune.enabled is not False) == (ram_bytes is not None)
