@@ -121,10 +121,13 @@ REFUSED = {
     "pipeline on servers": _REFUSED_BY_PIPELINE,
     "pipeline on servers over processes": _REFUSED_BY_PIPELINE,
     "tensor_parallel": _PROGRAMS_REFUSED_WHEN_SHARDED,
-    "sharded parameters": _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED,
-    "sharded parameters over processes": (
-        _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED
-    ),
+    **{
+        f"sharded {what}{over}": _PROGRAMS_REFUSED_WHEN_SHARDED | _TABLES_REFUSED_WHEN_SHARDED
+        for what in ("gradients", "parameters")
+        for over in ("", " over processes")
+    },
+    "sharded optimizer": _PROGRAMS_REFUSED_WHEN_SHARDED,
+    "sharded optimizer over processes": _PROGRAMS_REFUSED_WHEN_SHARDED,
 }
 
 

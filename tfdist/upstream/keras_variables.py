@@ -94,7 +94,7 @@ class Division(Protocol):
     reads_parts: bool
     has_all: bool
 
-    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+    def cut(self, whole: tf.Tensor | tf.IndexedSlices) -> list[Any]:
         """Returns copies of the shards of this process; variables may keep the tensors."""
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
@@ -204,8 +204,11 @@ class ShardedVariable(keras.Variable):
         own = self.parts[0].dtype if dtype is None else tf.as_dtype(dtype)
         return self.division.join(self.parts, super().shape, own)
 
-    def cut(self, value: Any) -> list[tf.Tensor]:
-        """Returns the shards of a tensor of the variable's shape."""
+    def cut(self, value: Any) -> list[Any]:
+        """Returns the shards of a tensor of the variable's shape, or of a sparse gradient."""
+        if isinstance(value, tf.IndexedSlices):
+            shape = tf.constant(super().shape.as_list())
+            return self.division.cut(tf.IndexedSlices(value.values, value.indices, shape))
         return self.division.cut(tf.convert_to_tensor(value))
 
     def assign_parts(self, value: Any) -> None:

@@ -159,6 +159,30 @@ def test_unsupported_sharding_raises(entries: str) -> None:
         Trainer(make, Sharded(2, smallest=1)).fit(IDS, LABELS, verbose=0)
 
 
+def test_sparse_gradient_of_a_sharded_table_keeps_its_slices() -> None:
+    """Adam squares each slice of a row, so that several of them differ from their sum."""
+
+    class Rows(layers.Layer):
+        def build(self, shape: tuple[int, ...]) -> None:
+            self.table = self.add_weight(shape=(5, 3), initializer="glorot_uniform")
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            positions = tf.gather(self.table, [0, 1, 1, 4])
+            return tf.cast(inputs, "float32") / 30.0 + tf.tanh(tf.reduce_sum(positions**2, 0))
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,), dtype="int32"), Rows(), layers.Dense(3)])
+        model.compile(keras.optimizers.Adam(0.1, epsilon=1e-2, clipnorm=0.1), "mse")
+        return model
+
+    trainer, alone = Trainer(make, Sharded(2, shard="optimizer", smallest=1)), make()
+    for runner in (trainer, alone):
+        runner.fit(IDS, LABELS, batch_size=5, shuffle=False, verbose=0)
+    assert isinstance(trainer.model.trainable_variables[0], ShardedVariable)
+    assert_close(trainer.model.get_weights(), alone.get_weights())
+
+
 class _OrderedGroup(LocalGroup):
     """Simulates a group over NCCL, whose collectives run in the order of tracing."""
 

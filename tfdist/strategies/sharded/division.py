@@ -25,9 +25,11 @@ class OverDevices:
     def __init__(self, num_devices: int) -> None:
         self._num_devices = num_devices
 
-    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+    def cut(self, whole: tf.Tensor | tf.IndexedSlices) -> list[Any]:
         """Returns all shards, which are vectors."""
         sizes = shard_sizes(whole.shape.num_elements(), self._num_devices)
+        if isinstance(whole, tf.IndexedSlices):
+            return _slices_of_shards(whole, 0, sizes)
         return copied_slices(tf.reshape(whole, [-1]), 0, sizes)
 
     def join(self, parts: Sequence[Any], shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
@@ -74,8 +76,10 @@ class OverProcesses:
         """Lets other processes ask for the variable that is divided in this way."""
         self._coordinator.know(self._number, variable, self._sizes)
 
-    def cut(self, whole: tf.Tensor) -> list[tf.Tensor]:
+    def cut(self, whole: tf.Tensor | tf.IndexedSlices) -> list[Any]:
         """Returns the shard of this process, a vector."""
+        if isinstance(whole, tf.IndexedSlices):
+            return _slices_of_shards(whole, self.begin, [self._end - self.begin])
         return [copied_slice(tf.reshape(whole, [-1]), 0, self.begin, self._end)]
 
     def join(
@@ -102,3 +106,27 @@ class OverProcesses:
         if self._coordinator.all_take_part or not tf.executing_eagerly():
             return value
         return self._coordinator.written(self._number, tf.reshape(value, [-1]))
+
+
+def _slices_of_shards(
+    slices: tf.IndexedSlices, begin: int, sizes: Sequence[int]
+) -> list[tf.IndexedSlices]:
+    """Returns the parts of a sparse gradient that belong to shards next to each other.
+
+    They have a slice for each element of a row, in the order of the rows' slices. Optimizers that
+    update each element by itself do the same with them as with the rows.
+
+    Args:
+        slices: Slices of rows.
+        begin: The position of the first shard in the flattened variable.
+        sizes: The number of elements of each shard.
+    """
+    indices = slices.indices
+    width = tf.constant(slices.shape[1:].num_elements(), indices.dtype)
+    places = tf.reshape(indices[:, None] * width + tf.range(width), [-1])
+    values, found = tf.reshape(slices.values, [-1]), []
+    for size in sizes:
+        own = (places >= begin) & (places < begin + size)
+        found.append(tf.IndexedSlices(values[own], places[own] - begin, tf.constant([size])))
+        begin += size
+    return found

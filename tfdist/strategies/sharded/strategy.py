@@ -222,7 +222,7 @@ class ShardedState(Strategy):
         if self.shard != "optimizer" and isinstance(table, ShardedVariable):
             raise UnsupportedModelError(
                 f"{table.path!r} is a table that no Embedding holds, and its sparse gradients "
-                "cannot be sharded: use keras.layers.Embedding, strategy 'towers', or "
+                "cannot be sharded: use keras.layers.Embedding, shard='optimizer', or "
                 f"Sharded(smallest=N) with more than its {table.shape.num_elements()} elements."
             )
 
