@@ -178,14 +178,22 @@ def _from_integers(pool: Pool) -> tf.Tensor:
 
 
 def _selected(pool: Pool) -> tf.Tensor:
-    mask, tensor = pool.one(), pool.one(rank=1)
+    mask, tensor, size = pool.one(), pool.one(rank=1), tf.shape(pool.one(rank=1))[0]
+    largest = tf.reduce_max(tensor, range(1, tensor.shape.rank))
+    places = tf.squeeze(tf.where(largest > 0), 1)
     functions = [
         lambda: tf.where(mask > 0, tensor, pool.one()),
         lambda: tf.boolean_mask(tensor, mask > 0),
         lambda: tf.boolean_mask(tensor, tensor > 0),
         lambda: tf.gather(tensor, tf.squeeze(tf.where(tf.reshape(mask, [-1]) > 0), 1)),
         lambda: tf.gather(tensor, tf.squeeze(tf.where(tf.reshape(mask, [-1]) > 0), 1) * 2 % 4),
-        lambda: tf.boolean_mask(tensor, tf.reduce_max(tensor, range(1, tensor.shape.rank)) > 0),
+        lambda: tf.boolean_mask(tensor, largest > 0),
+        lambda: tf.boolean_mask(tensor, largest * 0.0 >= 0),
+        lambda: tf.reshape(tf.boolean_mask(tensor, largest * 0.0 >= 0), [-1, size]),
+        lambda: tf.gather(tensor, places) - tf.reduce_mean(tf.gather(tensor, places), -1, True),
+        lambda: tf.tile(pool.one(rank=2), tf.stack([tf.size(places), 1])),
+        lambda: tf.tile(pool.one(rank=1)[None], tf.stack([tf.size(places), pool.number()])),
+        lambda: tf.cast(tf.size(places), tf.float64),
     ]
     return pool.draw.choice(functions)()
 
@@ -227,10 +235,21 @@ def _controlled(pool: Pool) -> tf.Tensor:
 
         return tf.while_loop(lambda i, _: i < number, body, (0, found))[1].stack()
 
-    def stitched(tensor: tf.Tensor, order: list[int]) -> tf.Tensor:
+    def stitched(tensor: tf.Tensor, order: list[int], repeated: bool = False) -> tf.Tensor:
         numbers = tf.cast(tf.reshape(b, [-1]) > 0, tf.int32)
         places = tf.dynamic_partition(tf.range(tf.shape(c)[0]), numbers, 2)
-        return tf.dynamic_stitch(places, [tf.gather(tensor, places[i]) for i in order])
+        entries = [tf.gather(tensor, places[i]) for i in order]
+        if repeated:
+            lengths = [tf.size(places[order[1]])] + [1] * (c.shape.rank - 1)
+            entries[1] = tf.tile(pool.one(rank=1)[None], tf.stack(lengths))
+        return tf.dynamic_stitch(places, entries)
+
+    def chosen(then: Callable[[Any], Any], otherwise: Callable[[Any], Any]) -> tf.Tensor:
+        def choose(pair: Any) -> Any:
+            positive = tf.reduce_sum(pair[1]) > 0
+            return tf.cond(positive, lambda: then(pair[0]), lambda: otherwise(pair[0]))
+
+        return tf.vectorized_map(choose, (c, b))
 
     functions = [
         lambda: tf.cond(tf.reduce_sum(b) > 0, lambda: tf.tanh(a), lambda: -a),
@@ -255,10 +274,16 @@ def _controlled(pool: Pool) -> tf.Tensor:
             ),
             (c, b),
         ),
+        lambda: chosen(lambda row: row - tf.reduce_mean(row), tf.ones_like),
+        lambda: chosen(lambda row: tf.ensure_shape(a, row.shape), tf.zeros_like),
+        lambda: chosen(lambda row: row / tf.norm(row), lambda row: row - tf.reduce_max(b)),
+        lambda: chosen(lambda row: tf.reduce_sum(row) * a, lambda row: a),
         lambda: read(lambda i: i),
         lambda: read(lambda i: tf.maximum(i - 1, 0)),
         lambda: stitched(c, [0, 1]),
         lambda: stitched(c, pool.draw.choices([0, 1], k=2)),
+        lambda: stitched(c, [0, 1], repeated=True),
+        lambda: stitched(c, pool.draw.choices([0, 1], k=2), repeated=True),
         lambda: tf.gather(c, tf.range(tf.shape(b)[0]), axis=pool.axis(c)),
         lambda: tf.scan(lambda total, row: tf.tanh(total + row), c),
         lambda: tf.foldl(lambda total, row: total + row, c),
@@ -365,6 +390,11 @@ def _holds(value: Dependence, whole: Any, parts: list[Any]) -> bool:
         return _close(whole, np.concatenate(list(map(np.add, parts, offsets))))
     if value.kind is Kind.SELECTED:
         return _close(whole, np.concatenate(parts))
+    if value.kind is Kind.SELECTED_SIZES:
+        numbers, others = zip(
+            *(np.split(np.atleast_1d(own), [1]) for own in [whole, *parts]), strict=True
+        )
+        return _close(numbers[0], sum(numbers[1:])) and all(_close(others[0], o) for o in others)
     whole = whole / float(NUM_ROWS) ** value.power
     parts = [part / float(n) ** value.power for part, n in zip(parts, PARTS, strict=True)]
     if value.kind is Kind.FREE:

@@ -150,6 +150,12 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         FULL,
     ),
+    "selected rows in groups of as many as there are rows": (
+        lambda s, x: ops.sum(
+            ops.max(ops.reshape(tf.boolean_mask(x, x[:, 0] > -9), (-1, ops.shape(x)[0])), axis=1)
+        ),
+        FULL,
+    ),
     "sum over selected rows": (
         lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > 0) ** 2),
         SUM,
@@ -348,6 +354,18 @@ OUTPUTS: dict[str, tuple[Callable[..., Any], Any]] = {
             lambda row: (row[None] @ s.a @ s.b)[0] + tf.linalg.matvec(s.b, s.gate * row)[0] + row, x
         ),
         ROWS,
+    ),
+    "vectorized map with a branch that returns a weight": (
+        lambda s, x: tf.vectorized_map(
+            lambda row: tf.cond(row[0] > 9, lambda: s.a[:, 0] * 1, lambda: row - ops.mean(row)), x
+        ),
+        ROWS,
+    ),
+    "vectorized map with a branch that returns a mean": (
+        lambda s, x: tf.vectorized_map(
+            lambda row: tf.cond(row[0] > 9, lambda: ops.mean(x, 0), lambda: row), x
+        ),
+        FULL,
     ),
     "vectorized map that subtracts the mean of rows": (
         lambda s, x: tf.vectorized_map(lambda row: row + s.gate * (row - ops.mean(x, 0)), x),

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import ops
 
 from tfdist.step.row_analysis import RowAnalysis
 from tfdist.step.row_dependence import Dependence, Kind, rows
+
+ONES = np.ones((1, 4), "float32")
 
 
 def class_of(function: Callable[[Any], Any], *shape: int) -> Dependence:
@@ -51,6 +54,22 @@ def stitched(x: Any, *order: int) -> Any:
     return tf.dynamic_stitch(places, [tf.gather(x, places[i]) for i in order])
 
 
+def with_entries(x: Any, compute: Callable[[Any, Any], Any]) -> Any:
+    """Rows with and without a positive first number, put together with other entries instead.
+
+    Args:
+        x: The rows.
+        compute: Returns the entries for the rows at some places, and the places of both kinds.
+    """
+    numbers = tf.cast(x[:, 0] > 0, tf.int32)
+    both = tf.dynamic_partition(tf.range(tf.shape(x)[0]), numbers, 2)
+    return tf.dynamic_stitch(both, [compute(both[0], both), tf.gather(x, both[1])])
+
+
+def of_length(length: Any, *, entry: Any = ONES) -> Any:
+    return tf.tile(entry, tf.stack([length, 1]))
+
+
 def places(x: Any) -> Any:
     return tf.squeeze(tf.where(x[:, 0] > 0), 1)
 
@@ -60,7 +79,27 @@ ROW_BY_ROW = {
     "read row": lambda x: read(x, lambda i: i),
     "branches": lambda x: chosen(tf.tanh, lambda row: -row, x, 0.0),
     "branches with reductions": lambda x: chosen(tf.reduce_max, tf.reduce_mean, x, 1.0),
+    "branch with a constant": lambda x: chosen(tf.tanh, lambda row: ONES[0], x, 0.0),
+    "branches with constants": lambda x: chosen(
+        lambda row: tf.constant(1.0), lambda row: tf.constant(2.0), x, 0.0
+    ),
+    "branch with a row beside its own reductions": lambda x: chosen(
+        lambda row: (row - tf.reduce_mean(row)) / tf.math.reduce_std(row), tf.abs, x, 0.0
+    ),
+    "branches of three kinds": lambda x: tf.vectorized_map(
+        lambda row: tf.switch_case(
+            tf.cast(row[0] > 0, tf.int32) + tf.cast(row[1] > 0, tf.int32),
+            [lambda: ONES[0], lambda: row / tf.reduce_sum(row), lambda: -row],
+        ),
+        x,
+    ),
+    "constant branch of a condition of weights": lambda x: tf.vectorized_map(
+        lambda row: tf.cond(tf.constant(ONES)[0, 0] > 0, lambda: ONES[0], lambda: row), x
+    ),
     "rows put together": lambda x: stitched(x, 0, 1),
+    "rows put together with constants": lambda x: with_entries(
+        x, lambda own, _: of_length(tf.size(own))
+    ),
 }
 #: Functions that are not.
 MIXING = {
@@ -81,6 +120,39 @@ MIXING = {
     ),
     "rows put together in another order": lambda x: stitched(x, 1, 0),
     "rows put together twice": lambda x: stitched(x, 0, 0),
+    "branch with the mean of a batch alone": lambda x: chosen(
+        tf.tanh, lambda row: tf.reduce_mean(x, 0), x, 0.0
+    ),
+    "branch with the number of rows": lambda x: chosen(
+        tf.tanh, lambda row: tf.fill([4], tf.cast(tf.shape(x)[0], tf.float32)), x, 0.0
+    ),
+    "as many constants as other rows": lambda x: with_entries(
+        x, lambda own, both: of_length(tf.size(both[1]))
+    ),
+    "as many constants as twice the rows": lambda x: with_entries(
+        x, lambda own, _: of_length(2 * tf.size(own))
+    ),
+    "number of the rows that take a branch": lambda x: with_entries(
+        x, lambda own, _: of_length(tf.size(own)) * tf.cast(tf.size(own), tf.float32)
+    ),
+    "constants for each of two rows": lambda x: with_entries(
+        x, lambda own, _: of_length(tf.size(own), entry=tf.repeat(ONES, 2, 0))
+    ),
+    "numbers of entries beside each other": lambda x: with_entries(
+        x, lambda own, _: tf.tile(ONES[:, :1], tf.stack([1, tf.size(own)]))
+    ),
+    "rows of a branch minus their mean": lambda x: with_entries(
+        x, lambda own, _: (rows := tf.gather(x, own)) - tf.reduce_mean(rows, 0, keepdims=True)
+    ),
+    "weights for a fixed number of rows of a branch": lambda x: with_entries(
+        x, lambda own, _: tf.gather(x, own) * tf.random.stateless_normal([3, 4], [1, 2])
+    ),
+    "choice for a fixed number of rows of a branch": lambda x: with_entries(
+        x, lambda own, _: tf.where(np.eye(3, 4) > 0, tf.gather(x, own), ONES)
+    ),
+    "labels of a fixed number of rows": lambda x: tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+        features=x, labels=np.eye(3, 4, dtype="float32")
+    )[0],
 }
 
 
@@ -118,6 +190,37 @@ SELECTED = {
     ),
     "pairs of two selections": (lambda x: selected_by(x, x[:, 0]) * selected_by(x, x[:, 1]), False),
     "rows of which there are two": (lambda x: tf.gather(tf.repeat(x, 2, 0), places(x)), False),
+    "rows minus their own means": (
+        lambda x: (kept := tf.gather(x, places(x))) - tf.reduce_mean(kept, 1, keepdims=True),
+        True,
+    ),
+    "largest in groups of as many as there are rows": (
+        lambda x: tf.reduce_max(tf.reshape(tf.gather(x, places(x)), [-1, tf.shape(x)[0]]), 1),
+        False,
+    ),
+    "largest in groups of several rows": (
+        lambda x: tf.reduce_max(tf.reshape(tf.gather(x, places(x)), [-1, 8]), 1),
+        False,
+    ),
+    "weights for a fixed number of rows": (
+        lambda x: tf.gather(x, places(x)) * tf.reshape(tf.range(12.0), [3, 4]),
+        False,
+    ),
+    "choices for a fixed number of rows": (
+        lambda x: tf.where(np.eye(3, 4) > 0, tf.gather(x, places(x)), 0.0),
+        False,
+    ),
+    "all pairs": (
+        lambda x: tf.tanh(
+            tf.expand_dims(tf.gather(x, places(x)), 0) - tf.expand_dims(tf.gather(x, places(x)), 1)
+        ),
+        False,
+    ),
+    "as many constants as rows": (lambda x: of_length(tf.size(places(x))), True),
+    "rows times their number": (
+        lambda x: tf.gather(x, places(x)) * tf.cast(tf.size(places(x)), tf.float32),
+        False,
+    ),
 }
 
 

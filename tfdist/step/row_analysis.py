@@ -28,6 +28,7 @@ from tfdist.step.row_rules import (
     OF_ROUNDS,
     OF_SELECTED_PLACES,
     OF_SELECTED_ROWS,
+    OF_SELECTED_SIZES,
     RULES,
 )
 from tfdist.upstream.tensorflow_graphs import function_graph, has_custom_gradient
@@ -42,7 +43,7 @@ _LOOPS = ("While", "StatelessWhile")
 _SPECIAL = (
     (Kind.ROUND, OF_ROUNDS), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
     (Kind.SWAPPED, ("Reshape",)), (Kind.SELECTED, OF_SELECTED_ROWS),
-    (Kind.SELECTED_PLACES, OF_SELECTED_PLACES),
+    (Kind.SELECTED_PLACES, OF_SELECTED_PLACES), (Kind.SELECTED_SIZES, OF_SELECTED_SIZES),
 )  # fmt: skip
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "Scatter")
 

@@ -17,6 +17,8 @@ computes from all rows:
 - SWAPPED: ROWS whose first two axes are going to be swapped, in the order of either.
 - SELECTED: entries of some rows, which the rows themselves select, along the first axis.
 - SELECTED_PLACES: the places of these rows among all entries along the first axis.
+- SELECTED_SIZES: their number, or a vector of sizes of which the first is that number, and no row
+  changes the others.
 - MIXED: a value that is known to combine rows in another way.
 - UNKNOWN: a value that the analysis cannot classify.
 
@@ -48,6 +50,7 @@ class Kind(enum.Enum):
     SWAPPED = "swapped"
     SELECTED = "selected"
     SELECTED_PLACES = "selected places"
+    SELECTED_SIZES = "selected sizes"
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
@@ -67,7 +70,7 @@ class Dependence:
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
             Of ROWS: the class of each segment if the tensor is a concatenation along the axis of
             the rows, so that the entries of a row are not beside each other; or DRAWN. Of
-            SELECTED_PLACES: the class of the entries at these places.
+            SELECTED_PLACES and SELECTED_SIZES: the class of the selected entries.
     """
 
     kind: Kind
@@ -162,12 +165,25 @@ def worst(values: Sequence[Dependence]) -> Dependence | None:
 def unusual(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence | None:
     """Returns the class of a function of single elements unless all operands are plain numbers."""
     pairs = list(zip(tensors, values, strict=True))
-    selected = [(t.shape.rank, value) for t, value in pairs if value.kind is Kind.SELECTED]
-    is_plain = all(value.is_plain for value in values if value.kind is not Kind.SELECTED)
-    # Broadcasting to a higher rank would move the axis of the selected rows.
-    if len(set(selected)) == 1 and is_plain and selected[0][0] == out.shape.rank is not None:
-        return selected[0][1]
+    selected = {(t.shape.rank, value) for t, value in pairs if value.kind is Kind.SELECTED}
+    if len(selected) == 1:
+        rank, value = selected.pop()
+        others = [(t, other) for t, other in pairs if other != value]
+        # Broadcasting to a higher rank would move the axis of the selected rows.
+        is_plain = all(v.is_plain and is_alike_along_first_axis(t, rank) for t, v in others)
+        if rank == out.shape.rank is not None and is_plain:
+            return value
     return worst(values)
+
+
+def is_alike_along_first_axis(tensor: Any, rank: int) -> bool:
+    """Returns whether broadcasting a tensor to a rank repeats it along the first axis.
+
+    A tensor that has this axis itself may be for a fixed number of rows, even where a replica with
+    a single row could broadcast that row.
+    """
+    own = tensor.shape.rank
+    return own is not None and (own < rank or tensor.shape[0] == 1)
 
 
 def given_plain(rule: Rule, *places: int) -> Rule:

@@ -39,10 +39,16 @@ OF_PLACES = vectorized_map.OF_PLACES
 
 #: Operations whose rules also apply to places of selected rows.
 OF_SELECTED_PLACES = frozenset(
-    ["DynamicStitch", "Gather", "GatherV2", "Identity", "Reshape", "Squeeze"]
+    ["DynamicStitch", "Gather", "GatherV2", "Identity", "Reshape", "Size", "Squeeze"]
 )
+
+#: Operations whose rules also apply to numbers of selected rows.
+OF_SELECTED_SIZES = vectorized_map.OF_SELECTED_SIZES
 
 #: Operations whose rules also apply to entries of selected rows.
 OF_SELECTED_ROWS = frozenset(
-    [*elementwise.RULES, "DynamicStitch", "Reshape", "Squeeze", "Sum", "Mean", "Max", "Min"]
+    [
+        *elementwise.RULES,
+        *("DynamicStitch", "ExpandDims", "Reshape", "Squeeze", "Sum", "Mean", "Max", "Min"),
+    ]
 )

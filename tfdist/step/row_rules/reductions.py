@@ -18,6 +18,7 @@ from tfdist.step.row_dependence import (
     beside_each_other,
     elementwise,
     given_plain,
+    is_alike_along_first_axis,
     summed,
     without_factor,
     worst,
@@ -98,7 +99,11 @@ def _cross_entropy(op: Any, values: Values) -> Dependence:
     """Softmax cross-entropies of logits [rows, classes] and labels."""
     if all(v.is_plain for v in values):
         return FREE
-    if worst(values) is None and all(v.is_plain or v.is_led_by_rows for v in values):
+    fits = [
+        v.is_led_by_rows or (v.is_plain and is_alike_along_first_axis(t, t.shape.rank or 0))
+        for t, v in zip(op.inputs, values, strict=True)
+    ]
+    if worst(values) is None and all(fits):
         return beside_each_other(values)
     return worst(values) or MIXED
 

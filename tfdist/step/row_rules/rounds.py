@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.step.row_dependence import UNKNOWN, Dependence, Kind, Rule, Values, worst
-from tfdist.step.row_rules import selection, shapes, vectorized_map
+from tfdist.step.row_rules import selection, vectorized_map
 from tfdist.upstream.tensorflow_graphs import constant_value
 
 
@@ -22,7 +22,7 @@ def _packed(op: Any, values: Values) -> Dependence | list[Dependence]:
     first, *others = values
     if first.kind is Kind.ROUND and all(value.is_zero for value in others):
         return first if op.outputs[0].shape.rank == 1 else UNKNOWN
-    return shapes.RULES["Pack"](op, values)
+    return vectorized_map.RULES["Pack"](op, values)
 
 
 def _sliced(op: Any, values: Values) -> Dependence | list[Dependence]:

@@ -150,11 +150,14 @@ def _split(op: Any, values: Values) -> Dependence | list[Dependence]:
 def _expanded(op: Any, values: Values) -> Dependence:
     value, axis = values[0], constant_value(op.inputs[1])
     rank = op.outputs[0].shape.rank
-    if value.kind is not Kind.ROWS:
+    if value.kind not in (Kind.ROWS, Kind.SELECTED):
         return UNKNOWN if value.kind is Kind.SHAPE else value
     if axis is None or rank is None:
         return UNKNOWN
-    return replace(value, axis=value.axis + (int(np.ravel(axis)[0]) % rank <= value.axis))
+    place = int(np.ravel(axis)[0]) % rank
+    if value.kind is Kind.SELECTED:
+        return value if place else UNKNOWN
+    return replace(value, axis=value.axis + (place <= value.axis))
 
 
 def _squeezed(op: Any, values: Values) -> Dependence:
@@ -188,7 +191,7 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         return value if is_vector else value.parts[0] if len(value.parts) == 1 else UNKNOWN
     parts = parts_of(op.inputs[1], values[1])
     if value.kind in (Kind.SELECTED, Kind.SELECTED_PLACES):
-        return value if parts and parts[0].factor == -1 else UNKNOWN
+        return value if _keeps_entries(inputs, out, parts) else UNKNOWN
     if value.kind is not Kind.ROWS:
         return value if values[1].is_plain else worst(values) or UNKNOWN
     if parts and _keeps_axes_before(inputs, value, parts):
@@ -211,6 +214,15 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if block is None and not _suffix_divides(entry, out):
         return UNKNOWN
     return replace(value, factor=block)
+
+
+def _keeps_entries(tensor: Any, out: Any, parts: Sequence[Dependence] | None) -> bool:
+    """Returns whether a reshape to new lengths keeps the number of entries along the first axis."""
+    before, after = tensor.shape[1:], out.shape[1:]
+    if not parts or parts[0] != size(-1) or not all(part.is_plain for part in parts):
+        return False
+    is_known = before.is_fully_defined() and after.is_fully_defined()
+    return is_known and math.prod(before) == math.prod(after) > 0
 
 
 def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependence]) -> bool:

@@ -4,6 +4,9 @@ It gathers all rows of a batch at the places 0, 1, 2, ... To multiply weights by
 axes, by a transposition and a reshape. If one of the two axes has length 1, both leave the entries
 in place: it then omits the transposition, depending on the number of rows.
 
+A branch gets the rows that take it. What a branch returns for all of them, without looking at any,
+is repeated as often as there are such rows.
+
 These rules take precedence, and leave other uses of the operations to the other modules.
 """
 
@@ -90,6 +93,46 @@ def _stitched(op: Any, values: Values) -> Dependence:
     return rows(factor=places[0].factor)
 
 
+def _size(op: Any, values: Values) -> Dependence | list[Dependence]:
+    """`Size`: how many places there are."""
+    value = values[0]
+    if value.kind is Kind.PLACES:
+        return size(value.factor, 1)
+    if value.kind is Kind.SELECTED_PLACES:
+        is_vector = op.inputs[0].shape.rank == 1
+        return replace(value, kind=Kind.SELECTED_SIZES, factor=None) if is_vector else UNKNOWN
+    return shapes.RULES["Size"](op, values)
+
+
+def _packed(op: Any, values: Values) -> Dependence | list[Dependence]:
+    if values[0].kind is Kind.SELECTED_SIZES:
+        return _sizes(op, values)
+    return shapes.RULES["Pack"](op, values)
+
+
+def _concatenated(op: Any, values: Values) -> Dependence | list[Dependence]:
+    if values[0].kind is Kind.SELECTED_SIZES:
+        return _sizes(op, values)
+    return shapes.RULES["ConcatV2"](op, values)
+
+
+def _sizes(op: Any, values: Values) -> Dependence:
+    """Returns the class of a vector that begins with a number of selected rows."""
+    first, *others = values
+    is_vector = op.outputs[0].shape.rank == 1
+    return first if is_vector and all(value.is_plain for value in others) else UNKNOWN
+
+
+def _tiled(op: Any, values: Values) -> Dependence | list[Dependence]:
+    """`Tile`: the same entry for each of the selected rows."""
+    value, sizes = values
+    if sizes.kind is not Kind.SELECTED_SIZES:
+        return shapes.RULES["Tile"](op, values)
+    shape = op.inputs[0].shape
+    is_entry = shape.rank is not None and shape[0] == 1
+    return sizes.parts[0] if value.is_plain and is_entry else worst([value]) or UNKNOWN
+
+
 def _transposed(op: Any, values: Values) -> Dependence | list[Dependence]:
     if values[0].is_led_by_rows and op.inputs[0].shape.rank == 3 and _is_swap_if_needed(*op.inputs):
         return replace(values[0], kind=Kind.SWAPPED)
@@ -122,6 +165,8 @@ def _axis_of(length: Any, tensor: Any) -> int | None:
 
 def _reshaped(op: Any, values: Values) -> Dependence | list[Dependence]:
     value = values[0]
+    if value.kind is Kind.SELECTED_SIZES:
+        return _sizes(op, values)
     if value.kind is not Kind.SWAPPED:
         return shapes.RULES["Reshape"](op, values)
     _, *others = op.inputs[0].op.inputs[0].shape
@@ -136,8 +181,12 @@ def _reshaped(op: Any, values: Values) -> Dependence | list[Dependence]:
 RULES: dict[str, Rule] = {
     "Range": _range, "Greater": _greater, "SelectV2": _selected,
     "GatherV2": given_plain(_gathered, 2), "Transpose": _transposed, "Reshape": _reshaped,
-    "DynamicPartition": _partitioned, "DynamicStitch": _stitched,
+    "DynamicPartition": _partitioned, "DynamicStitch": _stitched, "Size": _size, "Pack": _packed,
+    "ConcatV2": _concatenated, "Tile": _tiled,
 }  # fmt: skip
 
 #: Operations whose rules know places, and whether there are several.
-OF_PLACES = frozenset(["DynamicPartition", "GatherV2", "Identity", "SelectV2"])
+OF_PLACES = frozenset(["DynamicPartition", "GatherV2", "Identity", "SelectV2", "Size"])
+
+#: Operations whose rules know the number of selected rows.
+OF_SELECTED_SIZES = frozenset(["ConcatV2", "Identity", "Pack", "Reshape", "Tile"])
