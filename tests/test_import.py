@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import tfdist
 from tests.support.commands import help_without_tensorflow, packages_that_run
+from tests.support.starting import python
 
 
 @pytest.mark.parametrize(
@@ -16,7 +14,7 @@ from tests.support.commands import help_without_tensorflow, packages_that_run
 )
 def test_import_does_not_import_tensorflow(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'tensorflow', 'keras'}} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], timeout=240, check=False).returncode == 0
+    python("-c", code)
 
 
 def test_help_does_not_import_tensorflow() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 
 from tests.docs.commands import Command, commands, other_lines
 from tests.support import ROOT
+from tests.support.starting import python, run
 
 ALL = commands()
 #: Pages whose commands need only this machine, and flags that make each command short.
@@ -106,13 +105,7 @@ def test_commands_are_found() -> None:
 
 
 def refused(lines: list[tuple[str, tuple[str, ...]]]) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.parsing"],
-        input=json.dumps(lines),
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return python("-m", "tests.docs.parsing", input=json.dumps(lines), cwd=ROOT).stdout.splitlines()
 
 
 def test_flags_exist() -> None:
@@ -139,12 +132,8 @@ def test_command_runs(shown: Command, tmp_path: Path) -> None:
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     whole = WHOLE & set(shown.arguments)
     small = [] if whole else SMALL.get(shown.module, [])
-    done = subprocess.run(
-        [*starter, sys.executable, "-m", shown.module, *shown.arguments, *small],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    command = [*starter, sys.executable, "-m", shown.module, *shown.arguments, *small]
+    done = run(*command, cwd=tmp_path, code=None, timeout=500)
     # The doctor exits with 1 if a check fails, as it may here.
     allowed = (0, 1) if shown.module == "tfdist.doctor" else (0,)
     assert done.returncode in allowed, done.stdout[-2000:] + done.stderr[-2000:]

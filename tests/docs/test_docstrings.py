@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from tests.docs.code_blocks import num_to_run
 from tests.docs.execution import public, run_docstring
 from tests.docs.public_names import names
 from tests.support import ROOT
+from tests.support.starting import python
 from tfdist import cluster
 
 #: Names and pages whose examples need a new process: they start TensorFlow in a special way, start
@@ -86,12 +85,9 @@ def test_example_runs(name: str, data_folder: Path, monkeypatch: pytest.MonkeyPa
 def test_examples_run_in_a_new_process(group: str, tmp_path: Path) -> None:
     needs, examples = IN_NEW_PROCESS[group]
     pytest.importorskip(needs, reason="an extra that is not installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.docs.execution", *examples],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    module = ("-m", "tests.docs.execution")
+    done = python(*module, *examples, cwd=tmp_path, env=environ, timeout=600)
     ran = json.loads(done.stdout.splitlines()[-1])
     for name in examples:
         assert ran[name] == num_to_run(ROOT / name) if name.endswith(".md") else ran[name]

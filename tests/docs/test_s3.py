@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.commands import commands
 from tests.support import ROOT, buckets
+from tests.support.starting import python
 
 PAGE = "docs/s3.md"
 
@@ -18,7 +17,7 @@ PAGE = "docs/s3.md"
 @pytest.mark.long
 @pytest.mark.processes
 def test_commands_run_in_their_order(tmp_path: Path) -> None:
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    buckets.require_s3()
     for split in ("train", "validation"):
         folder = tmp_path / "corpus" / split
         folder.mkdir(parents=True)
@@ -36,10 +35,4 @@ def test_commands_run_in_their_order(tmp_path: Path) -> None:
             small = ["--limit-steps=3"] if one.module == "tfdist.train" else []
             if small and "--evaluate" not in one.arguments:
                 small.append("--warmup-epochs=0")
-            subprocess.run(
-                [sys.executable, "-m", one.module, *one.arguments, *small],
-                cwd=tmp_path,
-                env=environment,
-                timeout=300,
-                check=True,
-            )
+            python("-m", one.module, *one.arguments, *small, cwd=tmp_path, env=environment)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import pipelines
 import tfdist
 from tests.support import ROOT
+from tests.support.starting import python
 from tfdist.strategies import STRATEGIES
 
 FOLDERS = ("benchmarks", "docs", "notebooks", "pipelines", "tests", "tfdist")
@@ -67,12 +66,8 @@ def test_api_page_has_every_callback_and_map(folder: str) -> None:
 
 
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "doctrees",
-         "-c", "docs", ".", tmp_path / "html"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    flags = ["-q", "-W", "--keep-going", "-d", str(tmp_path / "doctrees"), "-c", "docs"]
+    python("-m", "sphinx", *flags, ".", str(tmp_path / "html"), cwd=ROOT)
     api = (tmp_path / "html/docs/api.html").read_text()
     assert 'id="tfdist.Trainer.fit"' in api
     assert 'id="pipelines.read"' in api

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults import kills
-from tests.support import ROOT
+from tests.support.starting import python
 
 
 def faults(tmp_path: Path, *flags: str) -> list[dict[str, Any]]:
     results = tmp_path / "results"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.faults", *flags, "--results", str(results)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    python("-m", "tests.faults", *flags, "--results", str(results), timeout=540)
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 

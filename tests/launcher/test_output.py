@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.starting import ENVIRON, command
+from tests.support.starting import command, piped
 from tfdist.launcher.output import Relay
 
 FOR_EVER = "while True: print('line', flush=True)"
@@ -93,13 +93,9 @@ def test_reported_failure_without_a_traceback_is_the_last_lines() -> None:
 
 
 def test_exits_when_output_is_closed() -> None:
-    with subprocess.Popen(
-        command("--", sys.executable, "-c", FOR_EVER),
-        env=ENVIRON,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
+    line = command("--", sys.executable, "-c", FOR_EVER)
+    with piped(*line, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() in (b"[0] line\n", b"[1] line\n")
+        assert process.stdout.readline() in ("[0] line\n", "[1] line\n")
         process.stdout.close()  # as `head` does
         assert process.wait(60) != 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.starting import ENVIRON, SECONDS, command, launch, program
+from tests.support.starting import ENVIRON, SECONDS, command, launch, piped, program
 from tests.support.waiting import wait_for
 from tfdist import launch as launching
 from tfdist.errors import REQUEUE
@@ -137,7 +136,7 @@ time.sleep(600)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_preempted_launcher_lets_workers_save(tmp_path: Path, number: signal.Signals) -> None:
     line = command("--max-restarts", "2", "--", sys.executable, program(tmp_path, SAVES))
-    with subprocess.Popen(line, env=ENVIRON, cwd=tmp_path) as process:
+    with piped(*line, cwd=tmp_path) as process:
         wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2)
         process.send_signal(number)
         assert process.wait(SECONDS) == REQUEUE

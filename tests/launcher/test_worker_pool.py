@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from tests.support import ROOT
+from tests.support.starting import piped
 from tfdist import cluster
 from tfdist.errors import LaunchError
 from tfdist.launcher.worker_pool import WorkerPool
@@ -72,9 +71,7 @@ pool.start()
 print(*(worker.pid for worker in pool.processes), flush=True)
 time.sleep(600)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as program:
+    with piped(sys.executable, "-c", script) as program:
         assert program.stdout is not None
         workers = [psutil.Process(int(word)) for word in program.stdout.readline().split()]
         program.kill()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
-from tests.support import ROOT
+from tests.support.starting import python
 from tfdist.errors import REQUEUE, Preempted
 from tfdist.loops import interrupts
 
@@ -71,9 +69,8 @@ def test_preemption_outside_of_training_raises_once() -> None:
 
 
 def test_preempted_script_exits_with_the_requeue_code() -> None:
-    program = "from tfdist.errors import Preempted; raise Preempted"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    assert done.returncode == REQUEUE == 128 + signal.SIGUSR1
+    assert REQUEUE == 128 + signal.SIGUSR1
+    python("-c", "from tfdist.errors import Preempted; raise Preempted", code=REQUEUE)
 
 
 def test_user_handlers_are_kept() -> None:

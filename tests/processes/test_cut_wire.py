@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pytest
 from benchmarks.hosts import Hosts
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
 from tests.support import ROOT
+from tests.support.starting import tf_config
 from tests.support.waiting import wait_for
 from tfdist.errors import PEER_LOST
 
@@ -61,7 +61,7 @@ def test_multi_worker_ranks_exit_after_a_network_cut(two_hosts: Hosts) -> None:
         two_hosts.start(
             host,
             [sys.executable, "-m", "tests.processes.faulty", "multi_worker", "none", "0"],
-            env={"TF_CONFIG": _tf_config(addresses, rank)},
+            env=tf_config(addresses, rank),
             cwd=ROOT,
         )
         for rank, host in enumerate(two_hosts.addresses)
@@ -115,7 +115,3 @@ def _trains(hosts: Hosts, host: str) -> bool:
 
 def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
-
-
-def _tf_config(addresses: list[str], rank: int) -> str:
-    return json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.processes.faulty import ASLEEP
-from tests.support import ROOT
+from tests.support import starting
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import PEER_LOST
 
@@ -28,18 +26,12 @@ def train() -> Iterator[Train]:
 
         def both(fault: str) -> list[tuple[int, str]]:
             addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+            command = [sys.executable, "-m", "tests.processes.faulty", "multi_worker", fault, "1"]
             processes = []
             for rank in range(2):
-                task = {"type": "worker", "index": rank}
-                config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.processes.faulty", "multi_worker", fault, "1"],
-                    cwd=ROOT, env=os.environ | {"TF_CONFIG": config}, text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                )  # fmt: skip
-                cleaning.enter_context(process)
-                cleaning.callback(process.kill)
-                processes.append(process)
+                environ = starting.ENVIRON | starting.tf_config(addresses, rank)
+                process = starting.piped(*command, env=environ, stderr=subprocess.STDOUT)
+                processes.append(cleaning.enter_context(process))
             if fault == ASLEEP:
                 processes[0].wait(SECONDS)
                 processes[1].kill()

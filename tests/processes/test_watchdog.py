@@ -15,8 +15,7 @@ import pytest
 
 from tests.processes.reporting import SECONDS as LIMIT
 from tests.processes.reporting import SIZE
-from tests.support import ROOT
-from tests.support.starting import SECONDS
+from tests.support.starting import SECONDS, piped
 from tests.support.waiting import wait_for
 from tfdist.errors import PEER_LOST
 
@@ -36,18 +35,14 @@ Ends = list[tuple[int, str]]
 def group(folder: Path, fault: str, victim: int) -> Iterator[list[subprocess.Popen[str]]]:
     """Starts processes, one of which has a fault; kills those that remain at the end."""
     folder.mkdir()
+    command = [sys.executable, "-m", "tests.processes.reporting", str(folder)]
     with ExitStack() as cleaning:
-        processes = []
-        for rank in range(SIZE):
-            arguments = [str(folder), str(rank), fault, str(victim)]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tests.processes.reporting", *arguments],
-                cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )  # fmt: skip
-            cleaning.enter_context(process)
-            cleaning.callback(process.kill)
-            processes.append(process)
-        yield processes
+        yield [
+            cleaning.enter_context(
+                piped(*command, str(rank), fault, str(victim), stderr=subprocess.STDOUT)
+            )
+            for rank in range(SIZE)
+        ]
 
 
 def ends_of_others(processes: Sequence[subprocess.Popen[str]], victim: int) -> Ends:

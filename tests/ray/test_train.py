@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 from ray.cluster_utils import Cluster
 
-from tests.support.starting import ENVIRON, SECONDS, command, program
+from tests.support.starting import ENVIRON, SECONDS, command, piped, program, python
 from tests.test_launch import gone
 from tfdist.errors import REQUEUE
 
@@ -42,21 +41,14 @@ def environ(cluster: Any) -> dict[str, str]:
 @contextlib.contextmanager
 def started(cluster: Any, folder: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     """Starts the launch command, and kills it at the end of the block or at its time-out."""
-    with subprocess.Popen(
-        command("--via", "ray", *flags),
-        cwd=folder,
-        env=environ(cluster),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    line = command("--via", "ray", *flags)
+    with piped(*line, cwd=folder, env=environ(cluster)) as process:
         timer = threading.Timer(SECONDS, process.kill)
         timer.start()
         try:
             yield process
         finally:
             timer.cancel()
-            process.kill()
 
 
 def launched(cluster: Any, folder: Path, *flags: str) -> tuple[int, str, str]:
@@ -96,8 +88,7 @@ def test_two_workers_train_as_one_device(two_nodes: Any, tmp_path: Path) -> None
     code, out, err = launched(two_nodes, tmp_path, *flags, *run)
     assert code == 0, out + err
     assert sorted(out.splitlines()) == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
-    alone = [sys.executable, str(script), "one_device", "alone.npz"]
-    subprocess.run(alone, cwd=tmp_path, env=ENVIRON, check=True, timeout=SECONDS)
+    python(str(script), "one_device", "alone.npz", cwd=tmp_path)
     found, wanted = np.load(tmp_path / "ray.npz"), np.load(tmp_path / "alone.npz")
     for name in wanted.files:
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)

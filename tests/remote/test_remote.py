@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from io import StringIO
@@ -20,7 +18,7 @@ from tests.conformance import results
 from tests.conformance.cases import CASES
 from tests.conformance.layouts import AnsweringPool, Layout
 from tests.remote import servers
-from tests.support import ROOT
+from tests.support.starting import python
 from tfdist.cluster.networks import free_ports
 from tfdist.devices import resolve
 from tfdist.errors import PEER_LOST, ClusterError, ConfigurationError, DeviceError
@@ -212,17 +210,19 @@ def test_server_that_does_not_answer_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     assert "has not answered" in lost.reason
 
 
+def run_with_a_lost_server(code: str, expected: int, device: str = "", **options: Any) -> None:
+    """Runs a program whose argument is a server that does not run, and checks that it says so."""
+    address = f"localhost:{free_ports(1)[0]}"
+    done = python("-c", code, f"{address}{device}", code=expected, **options)
+    assert f"Device server {address} is gone" in done.stdout + done.stderr
+
+
 def test_heartbeat_reports_the_loss_from_its_process() -> None:
     code = (
         "import queue, sys; from tfdist.remote.heartbeat import Heartbeat; q = queue.Queue(); "
         "h = Heartbeat(sys.argv[1:], 75); h.on_loss = q.put; h.listen(); print(q.get(timeout=60))"
     )
-    address = f"localhost:{free_ports(1)[0]}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, address],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    assert f"Device server {address} is gone" in done.stdout
+    run_with_a_lost_server(code, 0)
 
 
 def test_server_that_is_lost_while_connecting_ends_the_process() -> None:
@@ -231,13 +231,7 @@ def test_server_that_is_lost_while_connecting_ends_the_process() -> None:
         "import sys; from tfdist.remote import connection; "
         "connection.wait_for = lambda servers: None; connection.resolve(sys.argv[1:])"
     )
-    address = f"localhost:{free_ports(1)[0]}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"{address}/CPU:0"],
-        cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 75, done.stderr
-    assert f"error: Device server {address} is gone" in done.stderr
+    run_with_a_lost_server(code, 75, "/CPU:0")
 
 
 def test_server_that_is_lost_while_the_model_is_built_is_named(
@@ -269,13 +263,7 @@ def test_process_whose_python_is_blocked_ends_with_the_exit_code() -> None:
         "heartbeat.Heartbeat(sys.argv[1:], 75).listen(); "
         "ctypes.PyDLL(None).sleep(100)"  # unlike CDLL, it keeps the lock of the interpreter
     )
-    address = f"localhost:{free_ports(1)[0]}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, address],
-        cwd=ROOT, capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    assert done.returncode == 75
-    assert f"error: Device server {address} is gone" in done.stderr
+    run_with_a_lost_server(code, 75, timeout=90)
 
 
 def test_refuses_public_addresses(capsys: pytest.CaptureFixture[str]) -> None:

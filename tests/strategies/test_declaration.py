@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support.starting import python
 from tfdist import cluster, strategies
 from tfdist.cluster import membership
 from tfdist.config import TrainConfig
@@ -69,11 +67,7 @@ except SystemExit:
 
 
 def test_declared_option_becomes_a_flag() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _NEW], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
-    shown = " ".join(done.stdout.split())
+    shown = " ".join(python("-c", _NEW).stdout.split())
     assert "--num-folds N folded: how often; default: 2" in shown
     assert "--fold in|out folded: which way; default: in" in shown
     assert "parameter_server|multi_worker|horovod|folded" in shown
@@ -93,9 +87,7 @@ def test_duplicate_name_raises(change: str) -> None:
         f"STRATEGIES['new'] = Declaration('m:New', {{{name!r}: Option({kind}, '', 1)}})\n"
         "import tfdist.config"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
+    done = python("-c", script, code=1)
     assert f"defines the option '{name}' differently" in done.stderr
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.support.starting import python
 from tests.support.training import (
     FIT,
     X,
@@ -143,7 +142,4 @@ def test_model_loads_in_plain_keras_without_tfdist(tmp_path: Path) -> None:
         "np.testing.assert_allclose(model.predict(x, verbose=0), y, rtol=1e-5, atol=1e-6)\n"
         "model.fit(x, y, verbose=0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", script, cwd=tmp_path)

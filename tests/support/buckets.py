@@ -119,10 +119,32 @@ def s3_server() -> Iterator[str]:
         yield server.address
 
 
+@contextlib.contextmanager
+def with_bucket(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Runs an S3 server with the bucket `bucket` as the endpoint of this process.
+
+    Args:
+        folder: Its subfolder `cache` is the cache folder of this process.
+        patch: Sets the environment.
+    """
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    with running("moto", folder) as server:
+        create_bucket(server.address, "bucket")
+        for name, value in endpoints(server.address).items():
+            patch.setenv(name, value)
+        yield server
+
+
 def require(program: str) -> None:
     """Skips a test if a server is not installed."""
     if shutil.which(program) is None:
         pytest.skip(f"needs {program} on the PATH: npm install {program.partition('-')[0]}")
+
+
+def require_s3() -> None:
+    """Skips a test, or the tests of a file, without the packages of the client or the server."""
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
 
 
 def create_bucket(address: str, name: str) -> None:

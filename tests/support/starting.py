@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +30,20 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] = ENVIRON,
     code: int | None = 0,
+    timeout: float = SECONDS,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command with its output captured, and asserts its exit code unless `code` is None."""
     done = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS, **options
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, **options
     )
-    assert code is None or done.returncode == code, done.stdout + done.stderr
+    assert code is None or done.returncode == code, done.stdout[-4000:] + done.stderr[-8000:]
     return done
+
+
+def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs Python with these arguments, as `run` does."""
+    return run(sys.executable, *arguments, **options)
 
 
 def program(folder: Path, body: str) -> str:
@@ -49,12 +57,43 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "tfdist.launch", *arguments]
 
 
-def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+def tf_config(addresses: Sequence[str], rank: int) -> dict[str, str]:
+    """Returns the environment variable that describes a cluster of workers to one of them."""
+    task = {"type": "worker", "index": rank}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": [*addresses]}, "task": task})}
+
+
+@contextlib.contextmanager
+def piped(
+    *command: str, env: Mapping[str, str] = ENVIRON, **options: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command with its output piped, and kills it at the end of the block.
+
+    Args:
+        *command: Program and arguments.
+        env: Environment variables.
+        **options: Further arguments of `Popen`.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=env, text=True, **(pipes | options)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for_line(process: subprocess.Popen[str], begin: str) -> str:
+    """Returns the first line of a process's output that begins with a text."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(begin):
+            return line
+    raise AssertionError(f"the process printed no line that begins with {begin!r}")
+
+
+def start(*arguments: str, cwd: Path | None = None) -> Any:
     """Starts the launch command with its output piped."""
-    return subprocess.Popen(
-        command(*arguments), cwd=cwd, env=ENVIRON,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return piped(*command(*arguments), cwd=cwd)
 
 
 def launch(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
