@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipes import digits
-from tests.support.training import STRATEGIES, X, Y, build, dataset, mirrored
+from tests.support.training import STRATEGIES, X, Y, build, building, dataset, mirrored
 from tfdist import Trainer, schedules
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
@@ -30,11 +30,7 @@ def gradient_descent(x: np.ndarray, y: np.ndarray, batches: list[int], rate: flo
     return w
 
 
-def linear() -> keras.Model:
-    layer = keras.layers.Dense(1, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input((4,)), layer])
-    model.compile(keras.optimizers.SGD(0.1), "mse")
-    return model
+linear = building(lambda: [keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
 
 
 def weights(trainer: Trainer) -> np.ndarray:

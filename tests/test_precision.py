@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 import tfdist
+from tests.support.training import building
 from tfdist.errors import ConfigurationError
 from tfdist.precision import POLICIES, LossScale
 
@@ -17,11 +18,10 @@ X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
 Y = X[:, :1]
 
 
-def build() -> keras.Model:
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(0.05), "mse")
-    return model
+build = building(
+    lambda: [keras.Input((4,)), layers.Dense(3), layers.Dense(1)],
+    lambda: keras.optimizers.SGD(0.05),
+)
 
 
 def fitted(epochs: int = 4, x: np.ndarray = X, **options: Any) -> tfdist.Trainer:

@@ -13,8 +13,8 @@ from hypothesis.extra import numpy as hnp
 from keras import layers
 
 import tfdist
+from tests.support.training import TOLERANCE, building
 
-TOLERANCE = 4e-5
 MAX_ROWS = 24
 # Every run draws the same examples. Add failures found elsewhere as `@example`.
 SETTINGS = settings(max_examples=15, deadline=None, derandomize=True)
@@ -24,17 +24,16 @@ TRAINERS = st.sampled_from(
 )
 
 
-def build() -> keras.Model:
-    """Plain SGD: earlier runs leave no optimizer state."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((2,)), layers.Dense(3, activation="tanh", kernel_regularizer="l2")]
-    )
-    model.add(layers.Dense(1))
-    optimizer = keras.optimizers.SGD(0.1, global_clipnorm=1.0)
-    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    model.compile(optimizer, loss, metrics=["mae"], weighted_metrics=["mse"])
-    return model
+#: Plain SGD: earlier runs leave no optimizer state.
+build = building(
+    lambda: [
+        keras.Input((2,)), layers.Dense(3, "tanh", kernel_regularizer="l2"), layers.Dense(1)
+    ],
+    lambda: keras.optimizers.SGD(0.1, global_clipnorm=1.0),
+    loss=keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+    metrics=["mae"],
+    weighted_metrics=["mse"],
+)  # fmt: skip
 
 
 one_device = functools.cache(build)

@@ -23,20 +23,16 @@ from tests.support.training import (
     build,
     building,
     mirrored,
+    momentum,
     reference,
     steps,
 )
 from tfdist.trainer import Trainer
 
 
-def momentum() -> keras.Model:
-    """Returns a model whose optimizer has state."""
-    return build(keras.optimizers.SGD(0.1, momentum=0.9), metrics=["mae"])
-
-
 @pytest.fixture(scope="module")
 def plain() -> keras.Model:
-    """The model of `momentum` trained by plain Keras for three epochs."""
+    """The model trained by plain Keras for three epochs."""
     model = momentum()
     model.fit(**FIT, epochs=3)
     return model

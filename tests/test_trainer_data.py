@@ -21,6 +21,7 @@ from tests.support.training import (
     Y,
     assert_close,
     assert_same_weights,
+    assert_trains_as_keras,
     build,
     building,
     dataset,
@@ -30,8 +31,6 @@ from tests.support.training import (
     steps,
 )
 from tfdist.trainer import Trainer
-
-ROWS = len(X)
 
 
 @functools.cache
@@ -49,11 +48,8 @@ def test_validation_data_in_every_form(form: str) -> None:
 
 
 def test_validation_steps_limit_the_validation() -> None:
-    options = FIT | {"epochs": 3, "validation_steps": 2}
-    trainer, plain = fresh_pair()
-    endless = sliced(X, 1 - Y).repeat()
-    history = trainer.fit(**options, validation_data=endless)
-    assert_close(history.history, plain.fit(**options, validation_data=endless).history)
+    validation = {"validation_data": sliced(X, 1 - Y).repeat(), "validation_steps": 2}
+    assert_trains_as_keras(*fresh_pair(), **FIT, epochs=3, **validation)
 
 
 @pytest.mark.parametrize("metrics", [None, ["mae", "mse"]])
@@ -70,9 +66,7 @@ def test_evaluate_returns_what_keras_does(metrics: Any) -> None:
 def test_fewer_rows_than_replicas(strategy: str, num_replicas: int) -> None:
     trainer, plain = Trainer(build, strategy, devices=num_replicas), build()
     assert_close(trainer.evaluate(X[:1], Y[:1], verbose=0), plain.evaluate(X[:1], Y[:1], verbose=0))
-    fit = {"x": X[:2], "y": Y[:2], "epochs": 2, "verbose": 0}
-    assert_close(trainer.fit(**fit).history, plain.fit(**fit).history)
-    assert_same_weights(trainer.model, plain)
+    assert_trains_as_keras(trainer, plain, x=X[:2], y=Y[:2], epochs=2, verbose=0)
 
 
 def test_dataset_fn_trains() -> None:
@@ -108,26 +102,18 @@ class Endless(Batches):
 
 
 def test_endless_pydataset_continues_across_epochs() -> None:
-    trainer, plain = fresh_pair()
     fit = {"epochs": 3, "steps_per_epoch": 2, "verbose": 0}
-    trainer.fit(Endless(X, Y, workers=2), **fit)
-    plain.fit(Endless(X, Y, workers=2), **fit)
-    assert_same_weights(trainer.model, plain)
+    assert_trains_as_keras(*fresh_pair(), x=Endless(X, Y, workers=2), **fit)
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_data_that_end_early_warn_and_restart(known: bool) -> None:
-    data = dataset(5)
+    data, fit = dataset(5), {"steps_per_epoch": 2, "epochs": 3, "verbose": 0}
     trainer, plain = fresh_pair()
     with pytest.warns(UserWarning, match=r"ended after \d of \d steps .* Use \.repeat\(\)"):
-        trainer.fit(
-            data if known else data.filter(lambda *_: True),
-            steps_per_epoch=2,
-            epochs=3,
-            verbose=0,
-        )
+        trainer.fit(data if known else data.filter(lambda *_: True), **fit)
     with pytest.warns(UserWarning, match="ran out of data"):
-        plain.fit(data, steps_per_epoch=2, epochs=3, verbose=0)
+        plain.fit(data, **fit)
     assert_close(trainer.model.history.history, plain.history.history)
     assert steps(trainer.model) == steps(plain)
 
@@ -141,17 +127,21 @@ def test_fit_calls_with_and_without_sample_weights() -> None:
     assert_same_weights(trainer.model, plain)
 
 
+def assert_trains_and_predicts_as_keras(
+    build_model: Any, x: Any, strategy: str, num_replicas: int
+) -> None:
+    trainer, plain = Trainer(build_model, strategy, devices=num_replicas), build_model()
+    assert_trains_as_keras(trainer, plain, x=sliced(x, Y), epochs=2, verbose=0)
+    assert_close(trainer.predict(x, verbose=0), plain.predict(x, verbose=0))
+
+
 @pytest.mark.parametrize(("strategy", "num_replicas"), STRATEGIES)
 def test_sparse_tensors_train_as_in_keras(strategy: str, num_replicas: int) -> None:
     build_model = building(
-        lambda: [keras.Input((4,), sparse=True), layers.Dense(2), layers.Dense(1)],
-        optimizer="adam",
+        lambda: [keras.Input((4,), sparse=True), layers.Dense(2), layers.Dense(1)], "adam"
     )
     sparse = tf.sparse.from_dense(np.where(X > 0, X, 0))
-    trainer, plain = Trainer(build_model, strategy, devices=num_replicas), build_model()
-    history = trainer.fit(sliced(sparse, Y), epochs=2, verbose=0)
-    assert_close(history.history, plain.fit(sliced(sparse, Y), epochs=2, verbose=0).history)
-    assert_close(trainer.predict(sparse, verbose=0), plain.predict(sparse, verbose=0))
+    assert_trains_and_predicts_as_keras(build_model, sparse, strategy, num_replicas)
 
 
 def test_generator_of_sparse_matrices() -> None:
@@ -189,12 +179,8 @@ def test_ragged_tensors_train_as_in_keras(strategy: str, num_replicas: int) -> N
     build_model = building(
         lambda: [keras.Input((None,), dtype="int64", ragged=True), SumOfRows(), layers.Dense(1)]
     )
-    ragged = tf.ragged.range(np.arange(ROWS) % 4, np.arange(ROWS) % 8)
-    ragged = tf.cast(ragged, "int64")
-    trainer, plain = Trainer(build_model, strategy, devices=num_replicas), build_model()
-    history = trainer.fit(sliced(ragged, Y), epochs=2, verbose=0)
-    assert_close(history.history, plain.fit(sliced(ragged, Y), epochs=2, verbose=0).history)
-    assert_close(trainer.predict(ragged, verbose=0), plain.predict(ragged, verbose=0))
+    ragged = tf.cast(tf.ragged.range(np.arange(len(X)) % 4, np.arange(len(X)) % 8), "int64")
+    assert_trains_and_predicts_as_keras(build_model, ragged, strategy, num_replicas)
 
 
 class MeanOfInput(layers.Layer):
@@ -240,12 +226,7 @@ class Indexing(keras.Model):
 @pytest.mark.parametrize("form", [list, tuple])
 def test_several_inputs_without_labels(form: Any) -> None:
     x, options = form([X, 2 * X]), {"batch_size": 7, "verbose": 0}
-
-    def build_model() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        model = Indexing()
-        model.compile(keras.optimizers.SGD(0.1))
-        return model
+    build_model = building(Indexing, loss=None)
 
     def numbers(runner: Any, model: keras.Model) -> list[Any]:
         predicted = runner.predict(x, **options)

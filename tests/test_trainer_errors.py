@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.support.classifier import build, fit
+from tests.support.classifier import build
 from tests.support.starting import run
 from tfdist.errors import (
     ConfigurationError,
@@ -22,22 +22,19 @@ from tfdist.errors import (
 from tfdist.strategies.one_device import OneDevice
 
 
-def test_errors_derive_from_tfdist_error_and_a_builtin() -> None:
-    families = {
-        ConfigurationError: ValueError,
-        DataError: ValueError,
-        DeviceError: RuntimeError,
-        NonFiniteError: ArithmeticError,
-        UnsupportedModelError: TypeError,
-    }
-    for error, builtin in families.items():
-        assert issubclass(error, TfdistError)
-        assert issubclass(error, builtin)
-
-
-def test_unknown_strategy_lists_the_names() -> None:
-    with pytest.raises(ConfigurationError, match="mirrored, central_storage, towers"):
-        tfdist.Trainer(build, strategy="mirorred")
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (ConfigurationError, ValueError),
+        (DataError, ValueError),
+        (DeviceError, RuntimeError),
+        (NonFiniteError, ArithmeticError),
+        (UnsupportedModelError, TypeError),
+    ],
+)
+def test_errors_derive_from_tfdist_error_and_a_builtin(error: type, builtin: type) -> None:
+    assert issubclass(error, TfdistError)
+    assert issubclass(error, builtin)
 
 
 def test_option_of_another_strategy_raises() -> None:
@@ -45,16 +42,13 @@ def test_option_of_another_strategy_raises() -> None:
         tfdist.strategies.create("mirrored", 2, parameter_device="CPU:0")
 
 
-def test_accumulation_with_sync_batch_norm_raises() -> None:
-    with pytest.raises(ConfigurationError, match="Use only one of the two"):
-        tfdist.Trainer(build, devices=2, accumulate=2, sync_batch_norm=True)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"accumulate": 0}, "accumulate=0: expected an integer of at least 1"),
         ({"accumulate": "2"}, "accumulate='2': expected an integer of at least 1"),
+        ({"accumulate": 2, "sync_batch_norm": True}, "Use only one of the two"),
+        ({"strategy": "mirorred"}, "mirrored, central_storage, towers"),
         ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
         ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),
         ({"strategy": OneDevice()}, "devices= has no effect"),
@@ -62,7 +56,7 @@ def test_accumulation_with_sync_batch_norm_raises() -> None:
 )
 def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        fit(**options)
+        tfdist.Trainer(build, devices=2, **options)
 
 
 STARTED = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -20,49 +21,39 @@ from tests.support.training import (
     build,
     fresh_pair,
     mirrored,
+    momentum,
     steps,
 )
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
 def test_model_checkpoint_saves_the_best_epoch_of_keras(suffix: str, tmp_path: Path) -> None:
-    def saver(folder: str) -> kc.Callback:
-        return kc.ModelCheckpoint(
-            tmp_path / folder / ("best" + suffix),
-            save_best_only=True,
-            save_weights_only=suffix != ".keras",
-        )
+    saved = []
+    for runner in fresh_pair():
+        path = tmp_path / f"{len(saved)}{suffix}"
+        only_weights = suffix != ".keras"
+        saver = kc.ModelCheckpoint(path, save_best_only=True, save_weights_only=only_weights)
+        runner.fit(**VALIDATED, callbacks=[saver])
+        saved.append(with_weights_of(path) if only_weights else keras.saving.load_model(path))
+    assert_same_weights(*saved)
 
-    def saved(folder: str) -> keras.Model:
-        path = tmp_path / folder / ("best" + suffix)
-        if suffix == ".keras":
-            return keras.saving.load_model(path)
-        model = build()
-        model.load_weights(path)
-        return model
 
-    trainer, plain = fresh_pair()
-    trainer.fit(**VALIDATED, callbacks=[saver("ours")])
-    plain.fit(**VALIDATED, callbacks=[saver("theirs")])
-    assert_same_weights(saved("ours"), saved("theirs"))
+def with_weights_of(path: Path) -> keras.Model:
+    model = build()
+    model.load_weights(path)
+    return model
 
 
 def test_checkpoints_between_epochs(tmp_path: Path) -> None:
-    def saver(folder: str) -> kc.Callback:
+    for runner, folder in zip(fresh_pair(), ("ours", "theirs"), strict=True):
         path = tmp_path / folder / "{epoch}-{batch}.weights.h5"
-        return kc.ModelCheckpoint(path, save_freq=2, save_weights_only=True)
-
-    trainer, plain = fresh_pair()
-    trainer.fit(**FIT, epochs=2, callbacks=[saver("ours")])
-    plain.fit(**FIT, epochs=2, callbacks=[saver("theirs")])
+        saver = kc.ModelCheckpoint(path, save_freq=2, save_weights_only=True)
+        runner.fit(**FIT, epochs=2, callbacks=[saver])
     found, wanted = (sorted((tmp_path / folder).iterdir()) for folder in ("ours", "theirs"))
     assert [path.name for path in found] == [path.name for path in wanted]
     assert len(wanted) == 3
     for path, other in zip(found, wanted, strict=True):
-        ours, theirs = build(), build()
-        ours.load_weights(path)
-        theirs.load_weights(other)
-        assert_same_weights(ours, theirs)
+        assert_same_weights(with_weights_of(path), with_weights_of(other))
 
 
 @pytest.mark.parametrize("update_freq", ["epoch", 2])
@@ -103,15 +94,11 @@ def test_interrupted_training_resumes(tmp_path: Path) -> None:
             if steps(self.model) == 7:
                 raise KeyboardInterrupt
 
-    def momentum() -> keras.Model:
-        return build(keras.optimizers.SGD(0.1, momentum=0.9))
-
+    backup = functools.partial(kc.BackupAndRestore, tmp_path / "backup")
     with pytest.raises(KeyboardInterrupt):
-        mirrored(momentum).fit(
-            **VALIDATED, callbacks=[kc.BackupAndRestore(tmp_path / "backup"), Interrupt()]
-        )
+        mirrored(momentum).fit(**VALIDATED, callbacks=[backup(), Interrupt()])
     resumed, plain = mirrored(momentum), momentum()
-    resumed.fit(**VALIDATED, callbacks=[kc.BackupAndRestore(tmp_path / "backup")])
+    resumed.fit(**VALIDATED, callbacks=[backup()])
     plain.fit(**VALIDATED)
     assert resumed.model.history.epoch == [2, 3]
     assert_close(resumed.model.history.history["loss"], plain.history.history["loss"][2:])

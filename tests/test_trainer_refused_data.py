@@ -22,27 +22,22 @@ def test_labels_of_wrong_shape_raise(labels: np.ndarray) -> None:
     assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_label_out_of_range_raises() -> None:
-    with pytest.raises(DataError, match="label value of 7 which is outside"):
-        fit(y=np.full(12, 7))
-
-
 @pytest.mark.parametrize(
-    ("labels", "message"),
+    ("data", "message"),
     [
-        (LABELS[:5], "Data cardinality is ambiguous"),
-        (LABELS.astype("str"), "Cannot read the data: Invalid dtype"),
-        (None, "is incompatible with the model: .* y None"),
+        ({"y": LABELS[:5]}, "Data cardinality is ambiguous"),
+        ({"y": LABELS.astype("str")}, "Cannot read the data: Invalid dtype"),
+        ({"y": None}, "is incompatible with the model: .* y None"),
+        ({"y": np.full(12, 7)}, "label value of 7 which is outside"),
+        ({"x": X[:, :2]}, "expected axis -1 of input shape to have value 4"),
+        ({"x": X[:0], "y": LABELS[:0]}, "has no batches"),
+        ({"x": object(), "y": None}, r"Unrecognized data type[\s\S]*Pass data that keras\.Model"),
     ],
+    ids=["few labels", "text", "no labels", "label beyond", "inputs", "no rows", "another type"],
 )
-def test_invalid_labels_raise(labels: Any, message: str) -> None:
+def test_unusable_data_raise(data: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        fit(y=labels)
-
-
-def test_inputs_of_wrong_shape_raise() -> None:
-    with pytest.raises(DataError, match=r"expected axis -1 of input shape to have value 4"):
-        fit(x=X[:, :2])
+        fit(**data)
 
 
 def no_rows(kind: str) -> Any:
@@ -58,17 +53,6 @@ def test_data_without_batches_raise(kind: str) -> None:
     for call in (trainer.fit, trainer.evaluate, trainer.predict):
         with pytest.raises(DataError, match=r"has no batches. Check|at least one batch"):
             call(no_rows(kind), verbose=0)
-
-
-def test_array_without_rows_raises() -> None:
-    with pytest.raises(DataError, match="has no batches"):
-        fit(x=X[:0], y=LABELS[:0])
-
-
-def test_unknown_data_type_raises() -> None:
-    message = r"Unrecognized data type[\s\S]*Pass data that keras\.Model\.fit"
-    with pytest.raises(DataError, match=message):
-        fit(x=object(), y=None)
 
 
 def test_nan_in_the_first_batch_raises() -> None:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 from keras import callbacks as kc
 
-from tests.support.training import FIT, build
+from tests.support.training import FIT, momentum
 from tfdist.errors import ClusterError
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer
@@ -56,7 +56,7 @@ def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
     def backup() -> kc.Callback:
         return kc.BackupAndRestore(folder / "backup", delete_checkpoint=False)
 
-    trainer = Trainer(_build, strategy)
+    trainer = Trainer(momentum, strategy)
     callbacks = [
         kc.EarlyStopping(monitor="loss", patience=5),
         RestoresFirstEpoch(folder / "{epoch}.weights.h5", save_weights_only=True),
@@ -66,7 +66,7 @@ def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
     ]
     trainer.fit(**FIT, epochs=2, callbacks=callbacks)
     files = sorted(path.name for path in folder.iterdir())
-    resumed = Trainer(_build, strategy)
+    resumed = Trainer(momentum, strategy)
     epochs = resumed.fit(**FIT, epochs=3, callbacks=[backup()]).epoch
     return {
         "files": files,
@@ -81,7 +81,7 @@ def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
 def change_within_an_epoch_raises(strategy: Strategy) -> str:
     """Returns the error of a callback that changes the weights on rank 0 only."""
     try:
-        Trainer(_build, strategy).fit(**FIT, callbacks=[ChangesWeights()])
+        Trainer(momentum, strategy).fit(**FIT, callbacks=[ChangesWeights()])
     except ClusterError as error:
         return str(error)
     return "no error"
@@ -89,7 +89,7 @@ def change_within_an_epoch_raises(strategy: Strategy) -> str:
 
 def sees_every_batch(strategy: Strategy) -> np.ndarray:
     """Returns the batches by rank that callbacks saw; an earlier `fit` had many steps per call."""
-    trainer, counter = Trainer(_build, strategy), CountsBatches()
+    trainer, counter = Trainer(momentum, strategy), CountsBatches()
     for callbacks in ([], [counter]):
         trainer.fit(**FIT, epochs=3, callbacks=callbacks)
     return strategy.gather([counter.count])
@@ -97,13 +97,9 @@ def sees_every_batch(strategy: Strategy) -> np.ndarray:
 
 def plain(epochs: int) -> np.ndarray:
     """Returns the weights that plain Keras trains on one device."""
-    model = _build()
+    model = momentum()
     model.fit(**FIT, epochs=epochs)
     return _weights(model)
-
-
-def _build() -> keras.Model:
-    return build(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
 def _weights(model: keras.Model) -> np.ndarray:

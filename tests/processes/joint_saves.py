@@ -12,8 +12,7 @@ import keras
 import numpy as np
 
 import tfdist
-from tests.strategies.sharded.scenarios import momentum
-from tests.support.training import FIT
+from tests.support.training import FIT, momentum
 from tfdist.checkpoint import joint_save, manifest, resume
 from tfdist.checkpoint.joint_save import JointSave, Target
 from tfdist.checkpoint.locations import store_at

@@ -47,6 +47,11 @@ def compress(directory: Path, compression: str) -> pipelines.Index:
     return index
 
 
+def shard(directory: Path, number: int) -> Path:
+    """Returns the path of a shard."""
+    return sorted(directory.glob("*.tfrecord"))[number]
+
+
 def order(dataset: tf.data.Dataset) -> list[int]:
     """Returns the record numbers of one epoch in order."""
     return [int(i) for batch in dataset.as_numpy_iterator() for i in batch["number"]]

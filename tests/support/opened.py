@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +35,13 @@ def examples(opened: Source, numbers: list[int] | None = None) -> list[dict[str,
 def features(opened: Source) -> dict[str, tuple[object, ...]]:
     """Returns the dtype, shape and encoding of each feature by name."""
     return {f.name: (f.dtype, f.shape, f.encoding) for f in opened.features}
+
+
+def write_tar(path: Path, members: dict[str, bytes], mode: str = "w") -> Path:
+    """Writes a tar file, and returns its path."""
+    with tarfile.open(path, mode) as archive:
+        for name, data in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path

@@ -39,12 +39,29 @@ def build(
     return compiled(mlp(), optimizer, loss, **options)
 
 
-def building(make_layers: Callable[[], Sequence[Any]], **options: Any) -> Callable[[], keras.Model]:
-    """Returns a function that builds a compiled sequential model."""
+def momentum() -> keras.Model:
+    """Returns the same network with an optimizer that has state."""
+    return build(keras.optimizers.SGD(0.1, momentum=0.9))
+
+
+def building(
+    make: Callable[[], keras.Model | Sequence[Any]],
+    optimizer: Callable[[], keras.optimizers.Optimizer] | str | None = None,
+    **options: Any,
+) -> Callable[[], keras.Model]:
+    """Returns a function that builds a compiled model.
+
+    Args:
+        make: Returns the model, or the layers of a sequential one.
+        optimizer: Its name, or a function that creates it, because models cannot share one.
+        **options: Further arguments of `compile`.
+    """
 
     def build_model() -> keras.Model:
         keras.utils.set_random_seed(1)
-        return compiled(keras.Sequential(list(make_layers())), **options)
+        made = make()
+        model = made if isinstance(made, keras.Model) else keras.Sequential(list(made))
+        return compiled(model, optimizer() if callable(optimizer) else optimizer, **options)
 
     return build_model
 
@@ -117,6 +134,12 @@ def assert_same_weights(model: keras.Model, other: keras.Model) -> None:
 def assert_optimizers_match(model: keras.Model, other: keras.Model) -> None:
     """Asserts that the optimizers of two models have the same state."""
     assert_close(*([v.numpy() for v in m.optimizer.variables] for m in (model, other)))
+
+
+def assert_trains_as_keras(trainer: Trainer, plain: keras.Model, **fit: Any) -> None:
+    """Fits a trainer and a plain model, and asserts that histories and weights are the same."""
+    assert_close(trainer.fit(**fit).history, plain.fit(**fit).history)
+    assert_same_weights(trainer.model, plain)
 
 
 def assert_resumes_from_another_strategy(

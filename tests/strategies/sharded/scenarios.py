@@ -11,7 +11,7 @@ import numpy as np
 import tfdist
 from tests.processes import chief_callbacks
 from tests.support.case import compiled
-from tests.support.training import FIT, X, build
+from tests.support.training import FIT, X, momentum
 from tfdist.errors import ClusterError
 from tfdist.groups import traffic
 from tfdist.strategies.base import Strategy
@@ -44,11 +44,6 @@ def run(folder: str) -> dict[str, Any]:
     if tfdist.is_chief():  # the other rank is done
         resumed.model.save(Path(folder, "resumed.keras"))
     return found
-
-
-def momentum() -> keras.Model:
-    """Returns a network whose optimizer has state."""
-    return build(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
 def resume_from_another_strategy(strategy: Strategy, folder: Path) -> Trainer:

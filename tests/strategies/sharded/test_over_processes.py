@@ -13,7 +13,7 @@ import pytest
 import tfdist
 from tests.processes import chief_callbacks
 from tests.strategies.sharded import scenarios
-from tests.support.training import FIT, TOLERANCE, assert_close
+from tests.support.training import FIT, TOLERANCE, assert_close, momentum
 from tfdist.trainer import Trainer
 
 pytestmark = [
@@ -29,9 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(folder: Path, epochs: int) -> Trainer:
-    trainer = Trainer(
-        scenarios.momentum, "one_device", checkpoints=tfdist.Checkpoints(folder / "checkpoints")
-    )
+    checkpoints = tfdist.Checkpoints(folder / "checkpoints")
+    trainer = Trainer(momentum, "one_device", checkpoints=checkpoints)
     trainer.fit(**FIT, epochs=epochs)
     return trainer
 
@@ -45,18 +44,18 @@ def found(folder: Path) -> dict[str, Any]:
 
 
 def test_resumes_from_another_strategy_and_back(found: dict[str, Any], folder: Path) -> None:
-    resumed, plain = fit(folder, scenarios.EPOCHS[2]).model, scenarios.momentum()
+    resumed, plain = fit(folder, scenarios.EPOCHS[2]).model, momentum()
     plain.fit(**FIT, epochs=scenarios.EPOCHS[2])
     assert_close(resumed.get_weights(), plain.get_weights())
 
 
 def test_each_process_has_half_of_the_state(found: dict[str, Any]) -> None:
-    whole = sum(4 * v.shape.num_elements() for v in scenarios.momentum().trainable_variables)
+    whole = sum(4 * v.shape.num_elements() for v in momentum().trainable_variables)
     assert (found["state bytes"] < 0.75 * whole + 12).all()
 
 
 def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> None:
-    plain = scenarios.momentum()
+    plain = momentum()
     plain.fit(**FIT)
     kernel, *others = plain.get_weights()
     wanted = np.concatenate([weight.ravel() for weight in (0.5 * kernel, *others)])

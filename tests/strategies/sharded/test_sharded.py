@@ -11,7 +11,14 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.support.training import FIT, X, assert_close, assert_resumes_from_another_strategy, build
+from tests.support.training import (
+    FIT,
+    X,
+    assert_close,
+    assert_resumes_from_another_strategy,
+    build,
+    momentum,
+)
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups.base import LocalGroup
 from tfdist.strategies.sharded import plan
@@ -91,10 +98,6 @@ def test_offloaded_state_is_on_the_host() -> None:
 
 def test_resumes_from_another_strategy_and_back(tmp_path: Path) -> None:
     assert_resumes_from_another_strategy(momentum, Sharded(2, smallest=1), FIT, tmp_path)
-
-
-def momentum() -> keras.Model:
-    return build(keras.optimizers.SGD(0.1, momentum=0.9))
 
 
 def test_model_appears_complete_outside_of_training(tmp_path: Path) -> None:
