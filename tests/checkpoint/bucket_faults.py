@@ -244,11 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--saves", type=int, default=5, metavar="N", help="saves for each fault")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", f"{name}/cache")
-        with buckets.running("moto", Path(name)) as server:
-            buckets.create_bucket(server.address, "bucket")
-            for key, value in buckets.endpoints(server.address).items():
-                patch.setenv(key, value)
+        with buckets.with_bucket(Path(name), patch):
             counts = kill_savers(given.kills, given.seed, "s3://bucket/kills", Path(name))
         print(", ".join(f"{key} {value}" for key, value in counts.items()), flush=True)
         numbers.write(folder := Path(name) / "data", num_records=1000, num_shards=5)

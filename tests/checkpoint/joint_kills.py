@@ -164,12 +164,8 @@ def main() -> int:
     given = parser.parse_args()
     failed = False
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", f"{name}/cache")
         (Path(name) / "folder").mkdir()
-        with buckets.running("moto", Path(name)) as server:
-            buckets.create_bucket(server.address, "bucket")
-            for key, value in buckets.endpoints(server.address).items():
-                patch.setenv(key, value)
+        with buckets.with_bucket(Path(name), patch):
             for url in (f"{name}/folder", "s3://bucket/kills"):
                 counts = kill_ranks(given.kills, given.seed, url, Path(name))
                 text = ", ".join(f"{key} {value}" for key, value in counts.items())

@@ -10,21 +10,18 @@ import numpy as np
 import pytest
 
 from pipelines.storage import RemotePath
-from tests.checkpoint.test_resume import without_random_layers
+from tests.checkpoint.training import repeatable, weights_after
 from tests.support import buckets
 from tests.support.buckets import Fault, Proxy
 from tests.support.training import X, Y
 from tfdist.checkpoint import bucket_lock, manifest, staging
 from tfdist.checkpoint.locations import checkpoints_of, store_at
 from tfdist.checkpoint.lock import lock_of
-from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import Place, load
 from tfdist.errors import ConfigurationError
-from tfdist.trainer import Trainer
 
-pytest.importorskip("obstore", reason="needs the extra 'cloud'")
-pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
+buckets.require_s3()
 
 ROWS = 300_000  # of a variable; several parts of an upload
 
@@ -143,9 +140,8 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
         return "403" if method in ("PUT", "POST") and "state.json" in path else ""
 
     proxy.fault = is_upload
-    trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(url))
     with pytest.raises(ConfigurationError, match="last checkpoint could not be uploaded") as raised:
-        trainer.fit(X, Y, epochs=2, verbose=0)
+        repeatable(url).fit(X, Y, epochs=2, verbose=0)
     assert "Could not write a checkpoint" in capsys.readouterr().err
     (kept,) = staging.not_uploaded_folder(url).iterdir()
     assert str(kept) in str(raised.value)
@@ -154,18 +150,9 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
 
 
 def test_fit_resumes_from_a_bucket(url: str, tmp_path: Path) -> None:
-    def weights(epochs: list[int], folder: str | Path) -> list[np.ndarray]:
-        for number in epochs:
-            trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(folder))
-            trainer.fit(X, Y, epochs=number, batch_size=4, verbose=0)
-        return [np.asarray(value) for value in trainer.model.get_weights()]
-
-    for expected, found in zip(weights([3], tmp_path / "a"), weights([1, 3], url), strict=True):
-        np.testing.assert_array_equal(found, expected)
-    settings = Checkpoints(url, resume="never")
-    trainer = Trainer(without_random_layers, "one_device", checkpoints=settings)
+    np.testing.assert_equal(weights_after([1, 3], url), weights_after([3], tmp_path / "a"))
     with pytest.raises(ConfigurationError, match="already has checkpoints"):
-        trainer.fit(X, Y, epochs=1, verbose=0)
+        repeatable(url, resume="never").fit(X, Y, epochs=1, verbose=0)
 
 
 def test_lock_is_held_by_one_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

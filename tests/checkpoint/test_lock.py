@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.test_resume import without_random_layers
+from tests.checkpoint.training import repeatable
+from tests.support.starting import piped, wait_for_line
 from tests.support.training import X, Y
 from tfdist.checkpoint import lock
 from tfdist.checkpoint.lock import FolderLock
-from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError
-from tfdist.trainer import Trainer
 
 _HOLDER = """
 import sys, time
@@ -27,27 +24,13 @@ time.sleep(600)
 """
 
 
-def hold(folder: Path) -> subprocess.Popen[str]:
-    """Starts a process that holds the lock of a folder."""
-    command = [sys.executable, "-c", _HOLDER, str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
-
-
 def test_lock_refuses_a_second_run_and_survives_a_kill(tmp_path: Path) -> None:
-    process = hold(tmp_path)
-    try:
-        trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
+    with piped(sys.executable, "-c", _HOLDER, str(tmp_path)) as process:
+        wait_for_line(process, "held")
         with pytest.raises(ConfigurationError, match=rf"in use .*process {process.pid} on host"):
-            trainer.fit(X, Y, epochs=1, verbose=0)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
+            repeatable(tmp_path).fit(X, Y, epochs=1, verbose=0)
     assert (tmp_path / lock.NAME).exists()
-    trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
-    trainer.fit(X, Y, epochs=1, verbose=0)
+    repeatable(tmp_path).fit(X, Y, epochs=1, verbose=0)
     assert not (tmp_path / lock.NAME).exists()
 
 
@@ -83,11 +66,7 @@ def test_lost_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_fit_releases_the_lock_on_success_and_failure(tmp_path: Path) -> None:
     for epochs in (1, 2):
-        trainer = Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path))
-        trainer.fit(X, Y, epochs=epochs, verbose=0)
-    trainer = Trainer(
-        without_random_layers, "one_device", checkpoints=Checkpoints(tmp_path, resume="never")
-    )
+        repeatable(tmp_path).fit(X, Y, epochs=epochs, verbose=0)
     with pytest.raises(ConfigurationError, match="already has checkpoints"):
-        trainer.fit(X, Y, epochs=1, verbose=0)
+        repeatable(tmp_path, resume="never").fit(X, Y, epochs=1, verbose=0)
     assert not (tmp_path / lock.NAME).exists()

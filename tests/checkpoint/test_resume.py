@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.checkpoint.training import build, fit, newest, state
+from tests.checkpoint.training import build, fit, newest, repeatable, state, without_random_layers
 from tests.support.training import X, Y
 from tfdist.checkpoint.__main__ import main
 from tfdist.checkpoint.settings import Checkpoints
@@ -55,27 +55,14 @@ def test_resumed_training_is_bitwise_identical(
 
 
 def test_resumes_under_another_strategy(uninterrupted: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    build_model = without_random_layers
-    for strategy, stop in (("mirrored", "train 3"), ("one_device", "train 4"), ("towers", "")):
-        if stop:
-            with pytest.raises(KeyboardInterrupt):
-                fit(folder, strategy, stop, build_model=build_model)
-        else:
-            resumed = fit(folder, strategy, build_model=build_model)
-    other = tmp_path / "other"
-    whole = fit(other, build_model=build_model)
+    folder, build_model = tmp_path / "checkpoints", without_random_layers
+    for strategy, stop in (("mirrored", "train 3"), ("one_device", "train 4")):
+        with pytest.raises(KeyboardInterrupt):
+            fit(folder, strategy, stop, build_model=build_model)
+    resumed = fit(folder, "towers", build_model=build_model)
+    whole = fit(tmp_path / "other", build_model=build_model)
     for one, another in zip(resumed.model.weights, whole.model.weights, strict=True):
         np.testing.assert_allclose(one.numpy(), another.numpy(), 1e-5, 1e-6)
-
-
-def without_random_layers() -> keras.Model:
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
-    )
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
-    return model
 
 
 def test_complete_training_prints_a_message(
@@ -224,8 +211,7 @@ def test_exported_checkpoint_loads_in_plain_keras(tmp_path: Path) -> None:
 
 
 def test_keeps_the_best_epoch(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1, keep_best="loss")
-    trainer = Trainer(without_random_layers, "one_device", checkpoints=checkpoints)
+    trainer = repeatable(tmp_path, keep=1, keep_best="loss")
     losses = trainer.fit(X, Y * [1e3], batch_size=15, epochs=5, verbose=0).history["loss"]
     best = 1 + int(np.argmin(losses))
     assert {place.epoch for place in Store(tmp_path).places()} == {best, 5}
@@ -235,16 +221,12 @@ def test_keeps_the_best_epoch(tmp_path: Path) -> None:
 def test_failed_checkpoint_write_warns_or_stops(
     on_error: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints = Checkpoints(tmp_path / "folder", on_error=on_error)
-    trainer = Trainer(without_random_layers, "one_device", checkpoints=checkpoints)
+    trainer, file = repeatable(tmp_path / "folder", on_error=on_error), tmp_path / "folder" / "file"
     trainer.fit(X, Y, epochs=1, verbose=0)
-    trainer.checkpoints = dataclasses.replace(checkpoints, folder=tmp_path / "folder" / "file")
-    (tmp_path / "folder" / "file").write_text("")
+    trainer.checkpoints = dataclasses.replace(trainer.checkpoints, folder=file)
+    file.write_text("")
     if on_error == "stop":
-        with pytest.raises(
-            ConfigurationError,
-            match=r"Could not write a checkpoint .*Earlier .* intact",
-        ):
+        with pytest.raises(ConfigurationError, match=r"Could not write a .*Earlier .* intact"):
             trainer.fit(X, Y, epochs=2, verbose=0)
     else:
         trainer.fit(X, Y, epochs=2, verbose=0)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import layers
 
-from tests.support.training import X, Y
+from tests.support.training import X, Y, building
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.store import Store
 from tfdist.trainer import Trainer
@@ -23,20 +23,21 @@ from tfdist.trainer import Trainer
 MANY = 50
 
 
-def build() -> keras.Model:
-    """Returns a network with random layers and moving statistics."""
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(8, activation="relu"),
-            layers.BatchNormalization(),
-            layers.Dropout(0.3),
-            layers.Dense(1),
-        ]
-    )
-    model.compile(keras.optimizers.Adam(1e-2), "mse", metrics=["mae"])
-    return model
+build = building(
+    lambda: [
+        keras.Input((4,)),
+        layers.Dense(8, activation="relu"),
+        layers.BatchNormalization(),
+        layers.Dropout(0.3),
+        layers.Dense(1),
+    ],
+    lambda: keras.optimizers.Adam(1e-2),
+    metrics=["mae"],
+)
+without_random_layers = building(
+    lambda: [keras.Input((4,)), layers.Dense(8, "tanh"), layers.Dense(1)],
+    lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+)
 
 
 class Interrupt(keras.callbacks.Callback):
@@ -95,6 +96,24 @@ def fit(
     data |= {"epochs": 4, "callbacks": callbacks, "verbose": 0}
     trainer.fit(**{name: v for name, v in (data | options).items() if v is not None})
     return trainer
+
+
+def repeatable(folder: Path | str, **options: Any) -> Trainer:
+    """Returns a trainer of the model without random layers on one device.
+
+    Args:
+        folder: Folder of the checkpoints.
+        **options: Passed to `Checkpoints`.
+    """
+    return Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(folder, **options))
+
+
+def weights_after(epochs: Sequence[int], folder: Path | str) -> list[np.ndarray]:
+    """Returns the weights after runs that resume each other, up to some epochs each."""
+    for number in epochs:
+        trainer = repeatable(folder)
+        trainer.fit(X, Y, epochs=number, batch_size=4, verbose=0)
+    return trainer.model.get_weights()
 
 
 def state(trainer: Trainer, folder: Path) -> dict[str, Any]:

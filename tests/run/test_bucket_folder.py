@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import keras
@@ -16,6 +14,7 @@ import pytest
 
 from tests.support import ROOT, buckets
 from tests.support.buckets import Fault, Proxy
+from tests.support.starting import python
 from tests.support.waiting import wait_for
 from tfdist import train
 from tfdist.checkpoint import __main__ as checkpoint
@@ -24,10 +23,10 @@ from tfdist.checkpoint.locations import store_at
 from tfdist.run import mirror
 from tfdist.runs import __main__ as runs
 
-pytest.importorskip("obstore", reason="needs the extra 'cloud'")
-pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
+buckets.require_s3()
 
 FLAGS = ["--recipe=recipes._template", "--strategy=one_device", "--verbose=0"]
+PATH = {"PYTHONPATH": str(ROOT)}  # added to the environment, which names the server by then
 
 #: Trains, and is killed as soon as the second checkpoint is in the bucket.
 KILLED = """
@@ -69,8 +68,7 @@ def url(server: str, proxy: Proxy, request: pytest.FixtureRequest) -> str:
 
 
 def weights(file: Path) -> list[np.ndarray]:
-    model = keras.saving.load_model(file, compile=False)
-    return [np.asarray(value) for value in model.get_weights()]
+    return keras.saving.load_model(file, compile=False).get_weights()
 
 
 def metrics(lines: bytes) -> list[dict[str, float]]:
@@ -120,25 +118,25 @@ def test_killed_run_resumes_with_the_metrics_and_weights_of_a_local_run(
 ) -> None:
     flags = [*FLAGS, "--epochs=3"]
     location = f"--run-dir={url}/a"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", KILLED, *flags, location]
-    killed = subprocess.run(command, env=environment, timeout=300, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    python("-c", KILLED, *flags, location, code=-signal.SIGKILL, env=os.environ | PATH)
     root = buckets.remote(f"{url}/a")
     assert "model.keras" not in root.sizes()
     assert len(store_at(f"{url}/a/checkpoints").places()) == 2
 
     # In new processes, as a user does it: Keras draws seeds of initializers from Python's random
     # numbers, of which threads that other tests of this process have started may draw some.
-    train_line = [sys.executable, "-m", "tfdist.train", *flags]
     for options in ([location, "--resume=auto"], [f"--run-dir={tmp_path / 'local'}"]):
-        subprocess.run([*train_line, *options], env=environment, timeout=300, check=True)
+        python("-m", "tfdist.train", *flags, *options, env=os.environ | PATH)
     local = (tmp_path / "local" / "metrics.jsonl").read_bytes()
     assert metrics((root / "metrics.jsonl").read_bytes()) == metrics(local)
     (root / "model.keras").download(tmp_path / "model.keras")
-    expected = weights(tmp_path / "local" / "model.keras")
-    for value, found in zip(expected, weights(tmp_path / "model.keras"), strict=True):
-        np.testing.assert_array_equal(found, value)
+    local_weights = weights(tmp_path / "local" / "model.keras")
+    np.testing.assert_equal(weights(tmp_path / "model.keras"), local_weights)
+
+
+def refusing_writes(part: str) -> Callable[[str, str], Fault]:
+    """Returns a function that refuses writes to paths that contain a text."""
+    return lambda method, path: "403" if method in ("PUT", "POST") and part in path else ""
 
 
 @pytest.mark.parametrize(
@@ -148,10 +146,7 @@ def test_killed_run_resumes_with_the_metrics_and_weights_of_a_local_run(
 def test_bucket_that_refuses_writes_stops_the_run_before_it_trains(
     url: str, proxy: Proxy, capsys: pytest.CaptureFixture[str], refused: str, message: str
 ) -> None:
-    def fault(method: str, path: str) -> Fault:
-        return "403" if method in ("PUT", "POST") and refused in path else ""
-
-    proxy.fault = fault
+    proxy.fault = refusing_writes(refused)
     assert train.main([*FLAGS, "--epochs=1", f"--run-dir={url}/a"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{url}/a" in line
@@ -180,10 +175,7 @@ def test_location_that_cannot_be_written_is_refused(
 def test_model_that_cannot_be_uploaded_is_kept_and_reported(
     url: str, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fault(method: str, path: str) -> Fault:
-        return "403" if method in ("PUT", "POST") and "model.keras" in path else ""
-
-    proxy.fault = fault
+    proxy.fault = refusing_writes("model.keras")
     assert train.main([*FLAGS, "--epochs=1", f"--run-dir={url}/a"]) == 1
     error = capsys.readouterr().err
     assert f"{url}/a/model.keras: permission denied" in error
