@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,11 +19,17 @@ print(tensorflow.level)
 """
 
 
-def run(folder: Path, module: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    (folder / "tensorflow.py").write_text(f"import os; os.write(2, b'notes'); {module}")
-    environ = {name: value for name, value in os.environ.items() if "TF_CPP" not in name}
+def run(folder: Path, tensorflow: str, program: str, **variables: str) -> tuple[str, str]:
+    """Runs a program with a module as TensorFlow, and returns its output and errors."""
+    (folder / "tensorflow.py").write_text(tensorflow)
+    environ = {name: value for name, value in os.environ.items() if "TF_" not in name}
     environ |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"} | variables
-    return starting.run(sys.executable, "-c", PROGRAM, env=environ, code=None)
+    done = starting.run(sys.executable, "-c", program, env=environ, code=None)
+    return done.stdout.strip(), done.stderr
+
+
+def noisy(module: str) -> str:
+    return f"import os; os.write(2, b'notes'); {module}"
 
 
 @pytest.mark.parametrize(
@@ -34,14 +39,14 @@ def test_only_start_up_messages_are_hidden_by_default(
     level: str, stderr: str, tmp_path: Path
 ) -> None:
     variables = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
-    done = run(tmp_path, "level = os.environ['TF_CPP_MIN_LOG_LEVEL']", **variables)
-    assert (done.stdout.strip(), done.stderr) == (level or "3", stderr)
+    module = noisy("level = os.environ['TF_CPP_MIN_LOG_LEVEL']")
+    assert run(tmp_path, module, PROGRAM, **variables) == (level or "3", stderr)
 
 
 def test_failing_start_shows_all_messages(tmp_path: Path) -> None:
-    done = run(tmp_path, "raise ImportError('no library')")
-    assert done.stderr.startswith("notes")
-    assert done.stderr.endswith("ImportError: no library\n")
+    _, stderr = run(tmp_path, noisy("raise ImportError('no library')"), PROGRAM)
+    assert stderr.startswith("notes")
+    assert stderr.endswith("ImportError: no library\n")
 
 
 NOTEBOOK = """
@@ -76,9 +81,4 @@ if not get_logger().level:
 def test_notebooks_show_no_information_unless_the_user_wants_it(
     before: str, after: str, level: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "tensorflow.py").write_text(FAKE)
-    environ = {name: value for name, value in os.environ.items() if "TF_" not in name}
-    environ |= {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    program = NOTEBOOK.format(before=before, after=after)
-    done = starting.run(sys.executable, "-c", program, env=environ)
-    assert (done.stdout.strip(), done.stderr) == (level, "")
+    assert run(tmp_path, FAKE, NOTEBOOK.format(before=before, after=after)) == (level, "")

@@ -71,9 +71,3 @@ def test_damaged_record_is_reported(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = numbers.damage_first_record(tmp_path / "data", index)
     assert main([str(tmp_path / "data")]) == 1
     assert f"error: {path}: record at byte 0: checksum" in capsys.readouterr().err
-
-
-def test_more_workers_than_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    numbers.write(tmp_path / "data", num_records=2, num_shards=1)
-    assert main([str(tmp_path / "data"), "--num-workers=3"]) == 1
-    assert "error: " in capsys.readouterr().err

@@ -62,8 +62,3 @@ def test_texts_of_the_chart_are_inside_its_axes(tmp_path: Path) -> None:
     renderer = FigureCanvasAgg(drawn).get_renderer()
     right = axes.get_window_extent(renderer).x1
     assert all(text.get_window_extent(renderer).x1 <= right for text in axes.texts)
-
-
-def test_missing_folder_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: ")

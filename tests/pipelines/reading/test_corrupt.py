@@ -25,10 +25,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shard(folder: Path, i: int) -> Path:
-    return sorted(folder.glob("*.tfrecord"))[i]
-
-
 def flip(path: Path, byte: int, *records: int) -> list[int]:
     """Flips a bit of records at a byte offset, and returns the offsets of the records."""
     begins, data = list(record_file.offsets(path)), bytearray(path.read_bytes())
@@ -41,10 +37,11 @@ def flip(path: Path, byte: int, *records: int) -> list[int]:
 @pytest.mark.parametrize("byte", [0, 9, 20])  # of the length, of its checksum, of the data
 @pytest.mark.parametrize("shuffle_buffer", [0, 40])
 def test_record_is_named(folder: Path, byte: int, shuffle_buffer: int) -> None:
-    (begin,) = flip(shard(folder, 2), byte, 7)
+    (begin,) = flip(numbers.shard(folder, 2), byte, 7)
     dataset = pipelines.read(folder, 10, shuffle_buffer=shuffle_buffer, seed=1)
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match=f"{shard(folder, 2)}: record at byte {begin}: "
+        tf.errors.InvalidArgumentError,
+        match=f"{numbers.shard(folder, 2)}: record at byte {begin}: ",
     ):
         numbers.order(dataset)
 
@@ -55,27 +52,27 @@ def test_records_are_skipped_and_counted(
     folder: Path, byte: int, shuffle_buffer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Record i of shard s is number 4 i + s. Only damaged records are missing."""
-    flip(shard(folder, 2), byte, 7, 8, 24)
+    flip(numbers.shard(folder, 2), byte, 7, 8, 24)
     dataset = pipelines.read(folder, 10, shuffle_buffer=shuffle_buffer, seed=1, on_corrupt="skip")
     with caplog.at_level(logging.WARNING, "pipelines"):
         seen = numbers.order(dataset)
     assert sorted(seen) == sorted(set(range(100)) - {30, 34, 98})
     assert len(caplog.messages) == 3
-    assert str(shard(folder, 2)) in caplog.messages[0]
+    assert str(numbers.shard(folder, 2)) in caplog.messages[0]
     assert caplog.messages[-1].endswith("skipped, 3 so far")
 
 
 def test_damaged_length_without_offsets_is_named_at_once(folder: Path) -> None:
     (folder / "offsets.npz").unlink()
-    flip(shard(folder, 1), 0, 5)
-    with pytest.raises(pipelines.DataError, match=f"{shard(folder, 1)}: record at byte"):
+    flip(numbers.shard(folder, 1), 0, 5)
+    with pytest.raises(pipelines.DataError, match=f"{numbers.shard(folder, 1)}: record at byte"):
         pipelines.read(folder, 10)
 
 
 def test_shard_that_vanishes_while_reading_is_named(folder: Path) -> None:
     dataset = pipelines.read(folder, 10)
     assert len(numbers.order(dataset)) == 100
-    lost = shard(folder, 3)
+    lost = numbers.shard(folder, 3)
     lost.unlink()
     with pytest.raises(tf.errors.NotFoundError, match=str(lost)):
         numbers.order(dataset)

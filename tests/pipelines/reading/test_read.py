@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -154,35 +155,6 @@ def test_maps_keep_the_order(folder: Path) -> None:
     assert numbers.order(plain) == numbers.order(mapped)
 
 
-def shard(folder: Path, i: int) -> Path:
-    return sorted(folder.glob("*.tfrecord"))[i]
-
-
-def test_missing_folder_raises(tmp_path: Path) -> None:
-    with pytest.raises(pipelines.DataError, match="expected the index of a folder of shards"):
-        pipelines.read(tmp_path / "nothing", 10)
-
-
-def test_damaged_index_is_rejected(folder: Path) -> None:
-    (folder / "index.json").write_text('{"version": 1, "source": "numbers"}')
-    with pytest.raises(pipelines.DataError, match=r"index\.json: not an index of this version"):
-        pipelines.read(folder, 10)
-
-
-def test_missing_shard_raises(folder: Path) -> None:
-    lost = shard(folder, 2)
-    lost.unlink()
-    with pytest.raises(pipelines.DataError, match=f"{lost}: .* the file is missing"):
-        pipelines.read(folder, 10)
-
-
-def test_truncated_shard_raises(folder: Path) -> None:
-    cut = shard(folder, 1)
-    cut.write_bytes(cut.read_bytes()[:-40])
-    with pytest.raises(pipelines.DataError, match=f"{cut}: expected .* bytes, found"):
-        pipelines.read(folder, 10)
-
-
 def test_more_workers_than_records(tmp_path: Path) -> None:
     numbers.write(tmp_path, num_records=2, num_shards=1)
     with pytest.raises(pipelines.DataError, match="at least one record for each of 3 input"):
@@ -209,19 +181,46 @@ def rewrite_index(folder: Path, change: Callable[[list[dict[str, Any]]], object]
     (folder / "index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("name", ["../other/data.tfrecord", "/etc/hostname", "a/../../b", ""])
-def test_shards_outside_of_the_folder_raise(folder: Path, name: str) -> None:
-    rewrite_index(folder, lambda shards: shards[0].update(name=name))
-    with pytest.raises(pipelines.DataError, match="expected the name of a file inside the folder"):
-        pipelines.read(folder, 10)
+def list_twice(shards: list[dict[str, Any]]) -> None:
+    shards.append({**shards[0], "name": f"./{shards[0]['name']}"})
 
 
-def test_shard_that_is_listed_twice_raises(folder: Path) -> None:
-    def repeat(shards: list[dict[str, Any]]) -> None:
-        shards.append({**shards[0], "name": f"./{shards[0]['name']}"})
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
 
-    rewrite_index(folder, repeat)
-    with pytest.raises(pipelines.DataError, match="is listed 2 times"):
+
+OUTSIDE = "expected the name of a file inside the folder"
+#: By name: what happens to a folder, and the message of the error.
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "expected the index of a folder of shards"),
+    "other index": (
+        lambda folder: (folder / "index.json").write_text('{"version": 1, "source": "numbers"}'),
+        r"index\.json: not an index of this version",
+    ),
+    "missing shard": (
+        lambda folder: numbers.shard(folder, 2).unlink(),
+        r"data-00002-of-00004\.tfrecord: .* the file is missing",
+    ),
+    "truncated shard": (
+        lambda folder: truncate(numbers.shard(folder, 1)),
+        r"data-00001-of-00004\.tfrecord: expected .* bytes, found",
+    ),
+    "shard listed twice": (lambda folder: rewrite_index(folder, list_twice), "is listed 2 times"),
+    **{
+        f"name {name!r}": (
+            lambda folder, name=name: rewrite_index(folder, lambda s: s[0].update(name=name)),
+            OUTSIDE,
+        )
+        for name in ("../other/data.tfrecord", "/etc/hostname", "a/../../b", "")
+    },
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_unusable_folder_raises(folder: Path, name: str) -> None:
+    damage, message = DAMAGES[name]
+    damage(folder)
+    with pytest.raises(pipelines.DataError, match=message):
         pipelines.read(folder, 10)
 
 

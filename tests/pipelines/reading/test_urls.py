@@ -27,8 +27,7 @@ _numbers_of_folders = itertools.count()
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[buckets.Proxy]:
     """A proxy before an S3 server that has the bucket `bucket`."""
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
-    pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
+    buckets.require_s3()
     with buckets.s3_server() as address, pytest.MonkeyPatch.context() as patch:
         buckets.create_bucket(address, "bucket")
         with buckets.through_proxy(address, patch) as proxy:

@@ -15,8 +15,8 @@ import pipelines
 from pipelines import storage
 from pipelines.index.__main__ import main as index
 from pipelines.pack.__main__ import main as pack
-from tests.pipelines.sources.test_webdataset import write
 from tests.support import buckets, numbers, pictures
+from tests.support.opened import write_tar
 
 pytest.importorskip("obstore", reason="needs the extra 'cloud'")
 _numbers_of_folders = itertools.count()
@@ -27,7 +27,7 @@ def tars(folder: Path) -> None:
         members = {}
         for i in range(5 * tar, 5 * tar + 5):
             members |= {f"{i}.png": pictures.encoded(i % 4), f"{i}.cls": b"%d" % i}
-        write(folder / f"{tar}.tar", members)
+        write_tar(folder / f"{tar}.tar", members)
 
 
 def images(folder: Path) -> None:

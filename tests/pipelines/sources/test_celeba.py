@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -59,20 +60,29 @@ def test_missing_image_is_named(folder: Path) -> None:
         opened.examples(opened.source(folder))
 
 
-def test_missing_partition_file_raises(folder: Path) -> None:
-    (folder / "list_eval_partition.txt").unlink()
-    with pytest.raises(DataError, match="assigns images to splits"):
-        opened.source(folder)
-
-
-def test_damaged_lists_raise(folder: Path) -> None:
-    path = folder / "list_attr_celeba.txt"
-    whole = path.read_text()
-    path.write_text(whole.replace("000003.jpg  -1", "000003.jpg  0"))
-    with pytest.raises(DataError, match="line 5: expected a file and 3 values of 1 or -1"):
-        opened.source(folder)
-    path.write_text("\n".join(whole.splitlines()[:-1]))
-    with pytest.raises(
-        DataError, match="must be the number of images, 5; the file may be truncated"
-    ):
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("eval_partition", lambda text: None, "assigns images to splits"),
+        (
+            "attr_celeba",
+            lambda text: text.replace("000003.jpg  -1", "000003.jpg  0"),
+            "line 5: expected a file and 3 values of 1 or -1",
+        ),
+        (
+            "attr_celeba",
+            lambda text: text.rstrip().rpartition("\n")[0],
+            "must be the number of images, 5; the file may be truncated",
+        ),
+    ],
+)
+def test_missing_and_damaged_lists_raise(
+    folder: Path, file: str, damage: Callable[[str], str | None], message: str
+) -> None:
+    path = folder / f"list_{file}.txt"
+    text = damage(path.read_text())
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
         opened.source(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,9 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from pipelines import DataError
-from pipelines.sources import open_source
-from pipelines.sources.source import Options
-from tests.support import pictures
+from tests.support import opened, pictures
 
 
 def test_image_table_of_hugging_face(tmp_path: Path) -> None:
@@ -30,7 +27,7 @@ def test_image_table_of_hugging_face(tmp_path: Path) -> None:
         }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     parquet.write_table(table, tmp_path / "train-00000-of-00001.parquet")
-    source = pickle.loads(pickle.dumps(open_source(str(tmp_path), "auto", Options())))
+    source = opened.source(tmp_path)
     image, label = source.features
     assert (image.encoding, image.shape) == ("png", (None, None, 3))
     assert (label.encoding, label.label_names) == ("list", ("cat", "dog"))
@@ -38,7 +35,7 @@ def test_image_table_of_hugging_face(tmp_path: Path) -> None:
         {"image": encoded[2], "label": 0},
         {"image": encoded[1], "label": 1},
     ]
-    small = open_source(str(tmp_path), "auto", Options(image_size="4x4", image_format="jpeg"))
+    small = opened.source(tmp_path, image_size="4x4", image_format="jpeg")
     assert small.features[0].shape == (4, 4, 3)
     (example,) = small.examples([0])
     assert bytes(example["image"]).startswith(b"\xff\xd8")  # type: ignore[call-overload]
@@ -47,4 +44,4 @@ def test_image_table_of_hugging_face(tmp_path: Path) -> None:
 def test_image_options_need_images(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
     with pytest.raises(DataError, match="has no images"):
-        open_source(str(tmp_path), "auto", Options(image_size="4x4"))
+        opened.source(tmp_path, image_size="4x4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,16 +47,6 @@ def unpack(files: dict[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(data)
 
 
-def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
-
-
 def folders(root: Path) -> None:
     unpack(train_files(), root / "train")
     unpack(val_files(), root / "val")
@@ -64,34 +54,32 @@ def folders(root: Path) -> None:
 
 
 def archives(root: Path) -> None:
-    of_class = {
-        f"{wnid}.tar": tar({n.split("/")[1]: d for n, d in train_files().items() if wnid in n[:9]})
-        for wnid in WNIDS
-    }
-    (root / "ILSVRC2012_img_train.tar").write_bytes(tar(of_class))
-    (root / "ILSVRC2012_img_val.tar").write_bytes(tar(val_files()))
-    (root / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar(kit_files(), "w:gz"))
+    of_class = {}
+    for wnid in WNIDS:
+        images = {n.split("/")[1]: d for n, d in train_files().items() if wnid in n[:9]}
+        of_class[f"{wnid}.tar"] = opened.write_tar(root / "class.tar", images).read_bytes()
+    (root / "class.tar").unlink()
+    opened.write_tar(root / "ILSVRC2012_img_train.tar", of_class)
+    opened.write_tar(root / "ILSVRC2012_img_val.tar", val_files())
+    opened.write_tar(root / "ILSVRC2012_devkit_t12.tar.gz", kit_files(), "w:gz")
 
 
 @pytest.mark.parametrize("write", [folders, archives])
-def test_training_images_get_the_classes_of_their_folders(tmp_path: Path, write: object) -> None:
-    write(tmp_path)  # type: ignore[operator]
-    source = opened.source(tmp_path)
-    assert source.features[1].label_names == WNIDS
-    for number, example in enumerate(source.examples(range(6))):
-        name, data = list(train_files().items())[number]
-        assert example == {"image": data, "label": number // 2, "file": name.split("/")[1]}
-
-
-@pytest.mark.parametrize("write", [folders, archives])
-def test_validation_images_get_the_classes_of_the_kit(tmp_path: Path, write: object) -> None:
-    write(tmp_path)  # type: ignore[operator]
-    source = opened.source(tmp_path, split="validation")
-    assert source.features[1].label_names == WNIDS
-    for number, example in enumerate(source.examples(range(4))):
-        name, data = list(val_files().items())[number]
-        label = WNIDS.index(KIT_ORDER[TRUTH[number] - 1])
-        assert example == {"image": data, "label": label, "file": name}
+def test_images_get_the_classes_of_their_folders_or_of_the_kit(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path)
+    of_kit = [WNIDS.index(KIT_ORDER[number - 1]) for number in TRUTH]
+    for split, files, labels in (
+        ("train", train_files(), [0, 0, 1, 1, 2, 2]),
+        ("validation", val_files(), of_kit),
+    ):
+        source = opened.source(tmp_path, split=split)
+        assert source.features[1].label_names == WNIDS
+        assert list(source.examples(range(len(files)))) == [
+            {"image": data, "label": label, "file": name.rpartition("/")[2]}
+            for (name, data), label in zip(files.items(), labels, strict=True)
+        ]
 
 
 def test_validation_in_class_folders_needs_no_kit(tmp_path: Path) -> None:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import pickle
-import tarfile
 from pathlib import Path
 
 import pytest
 
 from pipelines import DataError
-from pipelines.sources import open_source
-from pipelines.sources.source import Options
-from tests.support import pictures
-
-
-def write(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return path
+from tests.support import opened, pictures
+from tests.support.opened import write_tar
 
 
 def test_members_become_features(tmp_path: Path) -> None:
@@ -31,8 +18,8 @@ def test_members_become_features(tmp_path: Path) -> None:
         for i in (2 * tar, 2 * tar + 1):
             members |= {f"train/{i}.png": images[i], f"train/{i}.cls": b"%d\n" % i}
             members |= {f"train/{i}.meta.json": b'{"n": %d}' % i}
-        write(tmp_path / f"{tar}.tar", members)
-    source = pickle.loads(pickle.dumps(open_source(str(tmp_path), "auto", Options())))
+        write_tar(tmp_path / f"{tar}.tar", members)
+    source = opened.source(tmp_path)
     assert [feature.name for feature in source.features] == ["key", "image", "label", "meta.json"]
     assert len(source) == 4
     for number, example in zip([3, 0], source.examples([3, 0]), strict=True):
@@ -42,9 +29,7 @@ def test_members_become_features(tmp_path: Path) -> None:
             "label": number,
             "meta.json": b'{"n": %d}' % number,
         }
-    (resized,) = open_source(
-        str(tmp_path / "0.tar"), "webdataset", Options(image_size="4x4")
-    ).examples([1])
+    (resized,) = opened.source(tmp_path / "0.tar", "webdataset", image_size="4x4").examples([1])
     assert resized["image"] != images[1]
 
 
@@ -59,17 +44,17 @@ def test_members_become_features(tmp_path: Path) -> None:
     ],
 )
 def test_unusable_files_are_named(tmp_path: Path, members: dict[str, bytes], message: str) -> None:
-    path = write(tmp_path / "a.tar", members)
+    path = write_tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match=message):
-        list(open_source(str(path), "auto", Options()).examples([0]))
+        list(opened.source(path).examples([0]))
 
 
 def test_truncated_and_foreign_files_are_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tar", {"a.txt": bytes(5000)})
-    source = open_source(str(path), "auto", Options())
+    path = write_tar(tmp_path / "a.tar", {"a.txt": bytes(5000)})
+    source = opened.source(path)
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(DataError, match=r"a\.tar: ends within a\.txt"):
         list(source.examples([0]))
     path.write_bytes(b"no tar")
     with pytest.raises(DataError, match=r"a\.tar: not a readable tar file"):
-        open_source(str(path), "auto", Options())
+        opened.source(path)

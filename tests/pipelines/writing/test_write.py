@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pipelines
 from pipelines.format.index import check_shards
-from tests.support import ROOT, numbers
+from tests.support import numbers
+from tests.support.starting import python
 
 KILLED = """
 import os, signal, sys
@@ -59,16 +60,12 @@ def test_folder_is_reused(tmp_path: Path) -> None:
     ],
 )
 def test_folder_with_other_data_is_kept(
-    tmp_path: Path, change: dict[str, object], message: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     numbers.write(tmp_path, num_records=10, num_shards=3)
-    arguments = {
-        "features": numbers.FEATURES,
-        "num_shards": 3,
-        "source": "numbers",
-    } | change
+    same = {"features": numbers.FEATURES, "num_shards": 3, "source": "numbers"}
     with pytest.raises(pipelines.DataError, match=f"contains other data: {message}"):
-        pipelines.write_shards(never(), tmp_path, **arguments)  # type: ignore[arg-type]
+        pipelines.write_shards(never(), tmp_path, **(same | change))
 
 
 def test_foreign_folder_is_kept(tmp_path: Path) -> None:
@@ -92,38 +89,26 @@ def test_interrupted_writing_leaves_nothing(tmp_path: Path, failure: type[BaseEx
 
 
 def test_killed_writing_leaves_no_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "data")]
-    killed = subprocess.run(command, cwd=ROOT, timeout=240, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    python("-c", KILLED, str(tmp_path / "data"), code=-signal.SIGKILL)
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     assert numbers.write(tmp_path / "data", num_records=10, num_shards=2).num_records == 10
 
 
 def test_racing_writers_agree(tmp_path: Path) -> None:
-    barrier, indices = threading.Barrier(4), []
+    barrier = threading.Barrier(4)
 
     def examples() -> Iterator[dict[str, object]]:
         barrier.wait(timeout=240)  # all have found no folder and begin to write
         yield from numbers.examples(50)
 
-    def write() -> None:
-        indices.append(
-            pipelines.write_shards(
-                examples(),
-                tmp_path / "data",
-                numbers.FEATURES,
-                num_shards=2,
-                source="numbers",
-            )
+    def write(_: int) -> pipelines.Index:
+        return pipelines.write_shards(
+            examples(), tmp_path / "data", numbers.FEATURES, num_shards=2, source="numbers"
         )
 
-    threads = [threading.Thread(target=write) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(indices) == 4
-    assert all(index == indices[0] for index in indices)
+    with ThreadPoolExecutor(4) as pool:
+        first, *others = pool.map(write, range(4))
+    assert others == [first] * 3
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
