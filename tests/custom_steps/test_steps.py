@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 from tensorflow.python.framework import random_seed
 
-from tests.support.training import FIT, X, Y, assert_close, assert_same_weights, mirrored
+from tests.support.training import FIT, X, Y, assert_close, assert_same_weights, building, mirrored
 from tfdist.errors import ConfigurationError, TfdistError, UnsupportedModelError
 
 
@@ -118,13 +118,9 @@ def builder(
     optimizer: Callable[[], Any] = lambda: keras.optimizers.SGD(0.1, momentum=0.5),
     **options: Any,
 ) -> Callable[[], keras.Model]:
-    def build_model() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        model = cls([keras.Input((4,)), hidden(), layers.Dense(1)])
-        model.compile(optimizer(), "mse", **options)
-        return model
-
-    return build_model
+    return building(
+        lambda: cls([keras.Input((4,)), hidden(), layers.Dense(1)]), optimizer, **options
+    )
 
 
 def synchronized_norm() -> Any:

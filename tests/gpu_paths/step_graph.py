@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tests.support.training import building
 from tfdist.strategies import Strategy
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
@@ -48,44 +50,24 @@ class StepGraphs:
             yield from nodes
 
 
-def build_dense(**options: Any) -> Callable[[], keras.Model]:
-    """Returns a function that builds and compiles a network of two layers.
+#: Returns functions that build a network of two layers, given arguments of `building`.
+build_dense = functools.partial(
+    building,
+    lambda: [keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1)],
+    optimizer="sgd",
+)
 
-    Args:
-        **options: Arguments of `keras.Model.compile`; a callable for `optimizer` is called.
-    """
-
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1)])
-        model.compile(**_compile_options(options))
-        return model
-
-    return build
-
-
-def build_embedding(**options: Any) -> Callable[[], keras.Model]:
-    """Like `build_dense`, with an embedding, whose gradient is `tf.IndexedSlices`."""
-
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [
-                keras.Input((4,), dtype="int32"),
-                layers.Embedding(50, 4),
-                layers.Flatten(),
-                layers.Dense(1),
-            ]
-        )
-        model.compile(**_compile_options(options))
-        return model
-
-    return build
-
-
-def _compile_options(options: dict[str, Any]) -> dict[str, Any]:
-    options = {"optimizer": "sgd", "loss": "mse"} | options
-    return {name: o() if name == "optimizer" and callable(o) else o for name, o in options.items()}
+#: The same for a network with an embedding, whose gradient is `tf.IndexedSlices`.
+build_embedding = functools.partial(
+    building,
+    lambda: [
+        keras.Input((4,), dtype="int32"),
+        layers.Embedding(50, 4),
+        layers.Flatten(),
+        layers.Dense(1),
+    ],
+    optimizer="sgd",
+)
 
 
 def step_graphs(

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tfdist
 from tests.gpu_paths import step_graph
 from tests.gpu_paths.nccl_stand_in import NcclStandIn, nccl_dtypes
+from tests.support.training import building
 from tfdist.errors import ConfigurationError
 from tfdist.groups.fusion import FUSION_LIMIT, fused
 from tfdist.strategies.base import Strategy
@@ -71,15 +72,12 @@ def test_nccl_trains_in_any_precision(precision: str, optimizer: Any) -> None:
 def test_nccl_finds_the_device_of_loop_results() -> None:
     """A large gradient, which is not fused, is sent after the loop of `accumulate`."""
 
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(1)
+    def embedded() -> list[Any]:
         large = keras.layers.Dense(FUSION_LIMIT // 16 + 1)
-        embedded = [keras.layers.Embedding(9, 4), keras.layers.Flatten()]
-        model = keras.Sequential([keras.Input((4,), dtype="int32"), *embedded, large])
-        model.compile("sgd", "mse")
-        return model
+        embedding = [keras.layers.Embedding(9, 4), keras.layers.Flatten()]
+        return [keras.Input((4,), dtype="int32"), *embedding, large]
 
-    trainer = tfdist.Trainer(build, strategy=NcclStandIn(2), accumulate=2)
+    trainer = tfdist.Trainer(building(embedded), strategy=NcclStandIn(2), accumulate=2)
     trainer.fit(step_graph.batches("int32"), verbose=0)
 
 

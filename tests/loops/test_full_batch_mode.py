@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.support.case import compiled
-from tests.support.training import X, Y, assert_close, assert_same_weights, mirrored
+from tests.support.training import X, Y, assert_close, assert_same_weights, building, mirrored
 from tfdist.errors import DataError, UnsupportedModelError
 
 
@@ -80,11 +80,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], Callable[[], Any], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_device(name: str, recwarn: pytest.WarningsRecorder) -> None:
     make, data, why = CASES[name]
-
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        return compiled(make(), metrics=["mae"])
-
+    build = building(make, metrics=["mae"])
     plain, trainer = build(), mirrored(build)
     wanted = plain.fit(data(), epochs=2, verbose=0)
     assert_close(trainer.fit(data(), epochs=2, verbose=0).history, wanted.history)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.support.forms import FORMS, sliced
-from tests.support.training import X, assert_close, build, dataset, mirrored
+from tests.support.training import X, assert_close, build, building, dataset, mirrored
 from tfdist import strategies
 from tfdist.trainer import Trainer
 
@@ -117,13 +117,7 @@ def test_predict_returns_ragged_tensors_as_keras_does() -> None:
 def test_grouped_convolution_predicts_before_and_after_training(name: str) -> None:
     """Keras compiles it with XLA, which cannot read kernels from another device."""
 
-    def grouped() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((4, 4, 4))
-        model = keras.Model(inputs, layers.Conv2D(128, 3, groups=4)(inputs))
-        model.compile("sgd", "mse")
-        return model
-
+    grouped = building(lambda: [keras.Input((4, 4, 4)), layers.Conv2D(128, 3, groups=4)])
     x, y = np.linspace(0, 1, 256, dtype="float32").reshape(4, 4, 4, 4), np.ones((4, 2, 2, 128))
     trainer, plain = Trainer(grouped, strategies.create(name, 2)), grouped()
     for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers
 
-from tests.support.training import assert_close
+from tests.support.training import assert_close, building
 from tfdist.models import gpt
 from tfdist.strategies.tensor_parallel.row_parts import computes_by_rows
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
@@ -57,12 +58,8 @@ def test_transformer_block_matches_one_device(devices: int) -> None:
     "split_activations", [pytest.param("none", marks=pytest.mark.long), "rows"]
 )
 def test_rematerialized_blocks_match_one_device(split_activations: str) -> None:
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        model = gpt(11, 5, size="tiny", dropout=0.2, remat=True)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.1), loss)
-        return model
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    build = building(partial(gpt, 11, 5, size="tiny", dropout=0.2, remat=True), loss=loss)
 
     tokens, weights = RANDOM.integers(0, 11, (3, 5)), []
     split = TensorParallel(2, smallest=1, split_activations=split_activations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.support.training import (
     assert_close,
     assert_optimizers_match,
     assert_resumes_from_another_strategy,
+    building,
 )
 from tfdist.errors import UnsupportedModelError
 from tfdist.models import alexnet
@@ -117,12 +119,9 @@ def test_alexnet_over_two_devices_matches_one_device() -> None:
     x = RANDOM.standard_normal((6, 67, 67, 3)).astype("float32")
     y = RANDOM.integers(0, 5, (6,))
 
-    def build() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        model = alexnet((67, 67, 3), 5, width=1 / 16)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
-        return model
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    momentum = partial(keras.optimizers.SGD, 0.05, momentum=0.9)
+    build = building(partial(alexnet, (67, 67, 3), 5, width=1 / 16), momentum, loss=loss)
 
     plain, trainer = build(), Trainer(build, TensorParallel(2, smallest=1))
     fit = {"x": x, "y": y, "batch_size": 4, "shuffle": False, "verbose": 0}
