@@ -30,9 +30,6 @@ def test_unknown_benchmark_raises_immediately(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize(("program", "name"), NAMES)
 def test_smoke_writes_the_results(program: str, name: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "all", "--smoke", "--only", name, program=program, code=None)
-    if "cannot create two hosts" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(tmp_path, "all", "--smoke", "--only", name, program=program)
     document = json.loads((tmp_path / "bench" / f"{name}.json").read_text())
     assert document["benchmark"] == ("scaling over a link" if name == "link" else name)

@@ -29,10 +29,7 @@ def test_step_is_compared_with_the_longer_of_its_parts() -> None:
 def test_link_smoke(tmp_path: Path) -> None:
     links = ["2gbit", "1gbit"]
     flags = ["--smoke", "--links", *links, "--json", "a.json"]
-    done = run(tmp_path, "link", *flags, program="benchmarks", code=None)
-    if "cannot create two hosts" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "link", *flags, program="benchmarks")
     results = json.loads((tmp_path / "a.json").read_text())["results"]
     assert {result["link"] for result in results} == set(links)
     for result in results:

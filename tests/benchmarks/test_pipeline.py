@@ -40,11 +40,7 @@ def test_step_over_a_link_is_planned() -> None:
 @pytest.mark.long
 @pytest.mark.processes
 def test_smoke_measures_a_pipeline_over_a_link(tmp_path: Path) -> None:
-    flags = ["--smoke", "--json", "a.json"]
-    done = run(tmp_path, "remote_pipeline", *flags, program="benchmarks", code=None)
-    if "cannot create two hosts" in done.stderr:
-        pytest.skip(done.stderr)
-    assert done.returncode == 0, done.stderr
+    run(tmp_path, "remote_pipeline", "--smoke", "--json", "a.json", program="benchmarks")
     (result,) = json.loads((tmp_path / "a.json").read_text())["results"]
     assert result["seconds"] > 0
     assert min(result["tx_bytes"], result["rx_bytes"]) > result["planned_bytes"]

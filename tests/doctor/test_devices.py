@@ -56,10 +56,6 @@ def test_gpu_under_a_build_for_cpus_needs_another_build(monkeypatch: pytest.Monk
     assert lines()["GPUs"].fix.startswith("pip uninstall -y tensorflow-cpu")
 
 
-def test_library_of_the_system_is_found() -> None:
-    assert devices._library("C library", "libc.so.6").state == "ok"
-
-
 @pytest.mark.usefixtures("cuda")
 @pytest.mark.parametrize("number", [1, 2, 4, 8])
 @pytest.mark.parametrize("visible", [None, "0", "3,1", "1,-1,0", "", "GPU-6f1a,GPU-77c2"])

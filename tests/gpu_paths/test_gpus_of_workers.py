@@ -69,11 +69,6 @@ def test_launcher_divides_its_gpus(
     assert [text.split(",") for text in visible_by_worker(num_workers, each)] == wanted
 
 
-def test_inherited_indices_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    inherit(monkeypatch, "4,5,6,7")
-    assert visible_by_worker(2, 2) == ["4,5", "6,7"]
-
-
 def test_entries_after_an_invalid_one_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     inherit(monkeypatch, "3,-1,5")
     with pytest.raises(ConfigurationError, match="CUDA_VISIBLE_DEVICES=3,-1,5"):
@@ -102,11 +97,6 @@ def test_workers_of_parameter_servers_have_a_gpu_each(monkeypatch: pytest.Monkey
     planned = plan.with_parameter_servers(options.command, 2, 1, options.gpus_per_worker)
     seen = {process.name: process.environ[gpus.VISIBLE] for process in planned}
     assert seen == {"chief": "-1", "worker 0": "4", "worker 1": "5", "ps 0": "-1"}
-
-
-def test_parameter_server_worker_with_two_gpus_raises() -> None:
-    with pytest.raises(ConfigurationError, match="servers uses one GPU"):
-        parse(["--num-ps", "1", "--gpus-per-worker", "2", "--", "run"])
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,6 @@ def test_all_workers_get_the_same_cluster() -> None:
     assert [process.host for process in planned.processes] == ["a", "a", "b"]
 
 
-def test_each_worker_gets_separate_gpus() -> None:
-    slots = plan.slots({"a": 2, "b": 1})
-    planned = plan.workers(["run"], slots, ports=plan.ports_from(5000, slots), gpus_per_worker=2)
-    visible = [process.environ["CUDA_VISIBLE_DEVICES"] for process in planned.processes]
-    assert visible == ["0,1", "2,3", "0,1"]
-
-
 def test_servers_and_workers_get_the_same_cluster() -> None:
     planned = plan.with_parameter_servers(["run"], num_workers=2, num_ps=1)
     seen = [cluster.discover(process.environ) for process in planned]
