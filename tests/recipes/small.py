@@ -23,4 +23,5 @@ SMALL: dict[str, list[str]] = {
     "image_folder": ["--data=small", *_CNN, "--set=image_size=16", "--set=mixup=0.2"],
     "table": ["--data=synthetic", "--set=units=[4]", "--batch-size=6"],
     "text_classifier": ["--data=small", "--set=length=8", "--set=width=4", "--batch-size=6"],
+    "central_storage_big_embedding": ["--set=num_items=100", "--set=num_ratings=1000"],
 }  # fmt: skip

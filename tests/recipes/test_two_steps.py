@@ -1,24 +1,29 @@
-"""Recipes for large data train for two steps on small data, under several strategies."""
+"""Recipes train for two steps on small data, under several strategies."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.conformance.layouts import AnsweringPool, Layout
+from tests.conformance.layouts import AnsweringPool, Layout, values_of
 from tests.recipes import running
-from tests.recipes.small import SMALL
+from tfdist.run import recipe
 
-#: `make check` trains these on two replicas and the others on one device, except `digits`, which
-#: other tests train. `make long` trains all combinations, and under Horovod.
-MIRRORED = ("celeba_attributes", "imagenet_resnet50", "mnist_autoencoder")
-IN_CHECK = [(n, "mirrored" if n in MIRRORED else "one_device") for n in SMALL if n != "digits"]
-COMBINATIONS = [
-    pytest.param(*combination, marks=[] if combination in IN_CHECK else [pytest.mark.long])
-    for combination in itertools.product(SMALL, ["mirrored", "one_device"])
-]
+#: `make check` trains these recipes on one device and the others on two replicas; `make long`
+#: trains all of them on both, and under Horovod.
+ON_ONE_DEVICE = {
+    "cifar10_resnet", "gpt_text", "image_folder", "table", "text_classifier", "unet_segmentation",
+    "vit_small", "xception_cats",
+}  # fmt: skip
+
+
+def combinations() -> Iterator[Any]:
+    for name, strategy in itertools.product(recipe.names(), ["mirrored", "one_device"]):
+        in_check = (strategy == "one_device") == (name in ON_ONE_DEVICE)
+        yield pytest.param(name, strategy, marks=[] if in_check else [pytest.mark.long])
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +38,16 @@ def pool(data_dir: str) -> Iterator[AnsweringPool]:
         yield pool
 
 
-@pytest.mark.parametrize(("name", "strategy"), COMBINATIONS)
+@pytest.mark.parametrize(("name", "strategy"), combinations())
 def test_two_steps(name: str, strategy: str, data_dir: str) -> None:
     devices = {"one_device": 1, "mirrored": 2}[strategy]
-    assert running.has_finite_losses(running.two_steps(name, strategy, devices, data_dir))
+    assert running.is_finite(running.two_steps(name, strategy, devices, data_dir))
 
 
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", recipe.names())
 def test_two_steps_of_horovod(name: str, pool: AnsweringPool) -> None:
-    answers = pool.ask(name)
-    assert not [answer.error for answer in answers if answer.error]
-    first, other = (answer.value for answer in answers)
-    assert running.has_finite_losses(first)
+    first, other = values_of(pool.ask(name))
+    assert running.is_finite(first)
     assert first == other
