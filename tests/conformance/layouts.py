@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,63 +68,42 @@ class Layout:
 
 
 #: Layouts that train every case, by strategy.
-LAYOUTS = {
-    "horovod": [Layout("horovod", 2, via="mpirun"), Layout("horovod", 3)],
-    "multi_worker": [
-        Layout("multi_worker", 2),
-        Layout("multi_worker", 3),
-        Layout("multi_worker", 2, num_devices=2),
-    ],
-    "sharded optimizer over processes": [Layout("sharded optimizer over processes", 2)],
-    "sharded gradients over processes": [
-        Layout("sharded gradients over processes", 2),
-        Layout("sharded gradients over processes", 3),
-    ],
-    "sharded parameters over processes": [
-        Layout("sharded parameters over processes", 2, via="mpirun"),
-        Layout("sharded parameters over processes", 3),
-    ],
-    "pipeline over processes": [Layout("pipeline over processes", 2, num_devices=2, via="mpirun")],
-    "horovod in buckets": [
-        Layout("horovod in buckets", 2, via="mpirun"),
-        Layout("horovod in buckets", 3),
-    ],
-    "multi_worker in buckets": [Layout("multi_worker in buckets", 2)],
-    "tensor_parallel over processes": [
-        Layout("tensor_parallel over processes", 2, num_devices=2, via="mpirun")
-    ],
-    "sharded optimizer over TensorFlow": [Layout("sharded optimizer over TensorFlow", 2)],
-    "sharded gradients over TensorFlow": [Layout("sharded gradients over TensorFlow", 2)],
-    "sharded parameters over TensorFlow": [Layout("sharded parameters over TensorFlow", 2)],
-    "pipeline over TensorFlow": [Layout("pipeline over TensorFlow", 2, num_devices=2)],
-    "tensor_parallel over TensorFlow": [
-        Layout("tensor_parallel over TensorFlow", 2, num_devices=2)
-    ],
-    **{
-        name: [Layout(name, 2, num_devices=2, via=via)]
-        for name, via in (
-            ("sharded parameters on a mesh", "mpirun"),
-            ("sharded gradients on a mesh over TensorFlow", "processes"),
-            ("pipeline on a mesh", "mpirun"),
-            ("tensor_parallel on a mesh over TensorFlow", "processes"),
-            ("tensor_parallel split activations on a mesh over TensorFlow", "processes"),
-        )
-    },
-    **{
-        f"{name} on servers": [Layout(f"{name} on servers", 1, num_devices=2, via="")]
-        for name in (
-            "pipeline",
-            "tensor_parallel",
-            "sharded optimizer",
-            "sharded gradients",
-            "sharded parameters",
-        )
-    },
-    "pipeline on servers over processes": [
-        Layout("pipeline on servers over processes", 2, num_devices=2)
-    ],
-    "parameter_server": [Layout("parameter_server", 1, via="")],
-}
+LAYOUTS: dict[str, list[Layout]] = {}
+for _layout in (
+    Layout("horovod", 2, via="mpirun"),
+    Layout("horovod", 3),
+    Layout("multi_worker", 2),
+    Layout("multi_worker", 3),
+    Layout("multi_worker", 2, num_devices=2),
+    Layout("sharded optimizer over processes", 2),
+    Layout("sharded gradients over processes", 2),
+    Layout("sharded gradients over processes", 3),
+    Layout("sharded parameters over processes", 2, via="mpirun"),
+    Layout("sharded parameters over processes", 3),
+    Layout("pipeline over processes", 2, num_devices=2, via="mpirun"),
+    Layout("horovod in buckets", 2, via="mpirun"),
+    Layout("horovod in buckets", 3),
+    Layout("multi_worker in buckets", 2),
+    Layout("tensor_parallel over processes", 2, num_devices=2, via="mpirun"),
+    Layout("sharded optimizer over TensorFlow", 2),
+    Layout("sharded gradients over TensorFlow", 2),
+    Layout("sharded parameters over TensorFlow", 2),
+    Layout("pipeline over TensorFlow", 2, num_devices=2),
+    Layout("tensor_parallel over TensorFlow", 2, num_devices=2),
+    Layout("sharded parameters on a mesh", 2, num_devices=2, via="mpirun"),
+    Layout("sharded gradients on a mesh over TensorFlow", 2, num_devices=2),
+    Layout("pipeline on a mesh", 2, num_devices=2, via="mpirun"),
+    Layout("tensor_parallel on a mesh over TensorFlow", 2, num_devices=2),
+    Layout("tensor_parallel split activations on a mesh over TensorFlow", 2, num_devices=2),
+    Layout("pipeline on servers", 1, num_devices=2, via=""),
+    Layout("tensor_parallel on servers", 1, num_devices=2, via=""),
+    Layout("sharded optimizer on servers", 1, num_devices=2, via=""),
+    Layout("sharded gradients on servers", 1, num_devices=2, via=""),
+    Layout("sharded parameters on servers", 1, num_devices=2, via=""),
+    Layout("pipeline on servers over processes", 2, num_devices=2),
+    Layout("parameter_server", 1, via=""),
+):
+    LAYOUTS.setdefault(_layout.strategy, []).append(_layout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +124,8 @@ class Answer:
 class AnsweringPool(WorkerPool):
     """Workers that survive an error: they answer with its traceback and keep running.
 
+    `ask` returns the `Answer` of each.
+
     Args:
         layout: Layout of the processes.
         make_handler: As in `WorkerPool`.
@@ -159,6 +140,13 @@ class AnsweringPool(WorkerPool):
             _catching_errors, make_handler, *arguments,
             num_workers=layout.num_workers, via=layout.via, environ=QUIET, timeout_seconds=SECONDS,
         )  # fmt: skip
+
+
+def values_of(answers: Sequence[Answer]) -> list[Any]:
+    """Returns the value of each answer, and fails if one is an error."""
+    failed = [answer.error for answer in answers if answer.error]
+    assert not failed, "\n".join(failed)
+    return [answer.value for answer in answers]
 
 
 def _catching_errors(make_handler: Callable[..., Callable[..., Any]], *arguments: Any) -> Callable:
@@ -223,9 +211,9 @@ class Group(AnsweringPool):
             raise AssertionError(f"{layout}: {error}") from None
         if all(answer.declined for answer in answers):
             raise TfdistError(answers[0].declined)
-        if failed := [answer.error for answer in answers if answer.error]:
-            raise AssertionError("\n".join(failed))
-        first, *others = [dataclasses.asdict(answer.value) for answer in answers]
+        first, *others = values_of(answers)
         for rank, other in enumerate(others, 1):
-            np.testing.assert_equal(other, first, f"rank {rank} against rank 0")
-        return answers[0].value
+            np.testing.assert_equal(
+                dataclasses.asdict(other), dataclasses.asdict(first), f"rank {rank} against rank 0"
+            )
+        return first

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.layouts import AnsweringPool, Layout
+from tests.conformance.layouts import AnsweringPool, Layout, values_of
 
 Run = Callable[[str], list[Any]]
 
@@ -29,14 +29,7 @@ def run() -> Iterator[Run]:
     """Returns a function that runs a program of `tests.horovod.programs` on each rank."""
     pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(Layout("horovod", 2, via="mpirun"), _programs) as pool:
-
-        def on_all_ranks(program: str) -> list[Any]:
-            answers = pool.ask(program)
-            failed = [answer.error for answer in answers if answer.error]
-            assert not failed, "\n".join(failed)
-            return [answer.value for answer in answers]
-
-        yield on_all_ranks
+        yield lambda program: values_of(pool.ask(program))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist collects groups

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.conformance.layouts import AnsweringPool, Layout
+from tests.conformance.layouts import AnsweringPool, Layout, values_of
 from tests.processes import agreement, chief_callbacks, resuming
 from tests.support.training import TOLERANCE, X, Y, build
 
 pytestmark = pytest.mark.processes
 
 
-class Outcomes:
-    """Results of scenarios on two workers, which run each when a test asks for it."""
-
-    def __init__(self, pool: AnsweringPool) -> None:
-        self._pool = pool
-
-    def __getitem__(self, scenario: str) -> Any:
-        answers = self._pool.ask(scenario)
-        failed = [answer.error for answer in answers if answer.error]
-        assert not failed, "\n".join(failed)
-        return answers[0].value
+#: Runs a scenario on two workers when a test asks for it, and returns the result of rank 0.
+Outcomes = Callable[[str], Any]
 
 
 @pytest.fixture(
@@ -39,27 +30,27 @@ def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
     if request.param == "horovod":
         pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(Layout(request.param, 2), agreement.answering, request.param) as pool:
-        yield Outcomes(pool)
+        yield lambda scenario: values_of(pool.ask(scenario))[0]
 
 
 def test_unseeded_shuffles_are_equal(outcomes: Outcomes) -> None:
     """The first test, because the other scenarios set seeds."""
-    rank_0, rank_1 = outcomes["unseeded_shuffles_agree"]
+    rank_0, rank_1 = outcomes("unseeded_shuffles_agree")
     assert len(rank_0) == 3
     np.testing.assert_array_equal(rank_0, rank_1)
 
 
 def test_stop_on_one_rank_stops_all(outcomes: Outcomes) -> None:
-    np.testing.assert_array_equal(outcomes["stops_on_one_rank"], [[1], [1]])
-    np.testing.assert_array_equal(outcomes["stops_predicting_on_one_rank"], [[4], [4]])
+    np.testing.assert_array_equal(outcomes("stops_on_one_rank"), [[1], [1]])
+    np.testing.assert_array_equal(outcomes("stops_predicting_on_one_rank"), [[4], [4]])
 
 
 def test_learning_rate_comes_from_rank_0(outcomes: Outcomes) -> None:
-    np.testing.assert_array_equal(outcomes["learning_rate_of_rank_0"], [[0.25], [0.25]])
+    np.testing.assert_array_equal(outcomes("learning_rate_of_rank_0"), [[0.25], [0.25]])
 
 
 def test_different_data_on_a_rank_raise(outcomes: Outcomes) -> None:
-    errors = outcomes["different_data_raise"]
+    errors = outcomes("different_data_raise")
     for check_data in ("full", "sampled"):
         assert "rank 1 got different batches from rank 0" in errors[check_data]
         assert "InputContext" in errors[check_data]
@@ -68,7 +59,7 @@ def test_different_data_on_a_rank_raise(outcomes: Outcomes) -> None:
 
 def test_initial_weights_come_from_rank_0(outcomes: Outcomes) -> None:
     wanted = np.concatenate([w.ravel() for w in build().get_weights() * 2])
-    np.testing.assert_array_equal(outcomes["weights_of_rank_0"], [wanted, wanted])
+    np.testing.assert_array_equal(outcomes("weights_of_rank_0"), [wanted, wanted])
 
 
 def test_uneven_data_are_used_completely(outcomes: Outcomes) -> None:
@@ -80,13 +71,13 @@ def test_uneven_data_are_used_completely(outcomes: Outcomes) -> None:
     for _ in range(2):
         for batch in rows:
             model.train_on_batch(X[batch], Y[batch])
-    for found, wanted in zip(outcomes["uneven_data"], model.get_weights(), strict=True):
+    for found, wanted in zip(outcomes("uneven_data"), model.get_weights(), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_uneven_data_can_stop_or_raise(outcomes: Outcomes) -> None:
     """Ranks have three and two batches of unknown length, and four and two of known length."""
-    found = outcomes["uneven_data_options"]
+    found = outcomes("uneven_data_options")
     np.testing.assert_array_equal(found["steps"], [[4, 4]] * 2)
     brought = ["3, 2 batches in epoch 1", "3, 2 batches in epoch 2"]
     brought += ["4, 2 batches in epoch 1", "4, 2 batches in epoch 2", "3, 2 batches in epoch 1"]
@@ -98,21 +89,21 @@ def test_uneven_data_can_stop_or_raise(outcomes: Outcomes) -> None:
 
 
 def test_every_worker_predicts_every_row(outcomes: Outcomes) -> None:
-    assert outcomes["predicts_every_row"] < TOLERANCE
-    assert outcomes["predicts_rank_data"] < TOLERANCE
-    np.testing.assert_array_equal(outcomes["predicts_every_kind"], np.ones((2, 8)))
+    assert outcomes("predicts_every_row") < TOLERANCE
+    assert outcomes("predicts_rank_data") < TOLERANCE
+    np.testing.assert_array_equal(outcomes("predicts_every_kind"), np.ones((2, 8)))
 
 
 def test_model_behaves_like_keras_on_every_worker(outcomes: Outcomes) -> None:
-    np.testing.assert_array_equal(outcomes["model_edits_on_all_ranks"], [[1], [1]])
+    np.testing.assert_array_equal(outcomes("model_edits_on_all_ranks"), [[1], [1]])
 
 
 def test_rank_and_size_on_every_worker(outcomes: Outcomes) -> None:
-    np.testing.assert_array_equal(outcomes["public_names"], [[0, 2, 1, 0], [1, 2, 0, 1]])
+    np.testing.assert_array_equal(outcomes("public_names"), [[0, 2, 1, 0], [1, 2, 0, 1]])
 
 
 def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: Outcomes) -> None:
-    found = outcomes["writes_and_restores"]
+    found = outcomes("writes_and_restores")
     assert found["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
     np.testing.assert_array_equal(found["num_files"], [[5], [0]])
     assert found["rows"] == 2
@@ -125,17 +116,17 @@ def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: Outcomes)
 
 
 def test_chief_changing_the_model_within_an_epoch_raises(outcomes: Outcomes) -> None:
-    error = outcomes["change_within_an_epoch_raises"]
+    error = outcomes("change_within_an_epoch_raises")
     assert "variables differ between ranks" in error
     assert "set chief_only = False" in error
 
 
 def test_chief_callback_sees_every_batch(outcomes: Outcomes) -> None:
-    np.testing.assert_array_equal(outcomes["sees_every_batch"], [[9], [0]])
+    np.testing.assert_array_equal(outcomes("sees_every_batch"), [[9], [0]])
 
 
 def test_training_interrupted_on_one_rank_resumes(outcomes: Outcomes) -> None:
-    found = outcomes["stops_and_resumes"]
+    found = outcomes("stops_and_resumes")
     np.testing.assert_array_equal(found["interrupted"], [[1], [1]])
     np.testing.assert_array_equal(found["num_files"], [[7], [0]])
     plain = resuming.accumulating()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conformance import results
 from tests.conformance.cases import CASES
-from tests.conformance.layouts import AnsweringPool, Layout
+from tests.conformance.layouts import AnsweringPool, Layout, values_of
 from tests.remote import servers
 from tests.support.starting import python
 from tfdist.cluster.networks import free_ports
@@ -43,9 +43,7 @@ def client() -> Iterator[AnsweringPool]:
 
 def asked(client: AnsweringPool, function: Callable[..., Any], *arguments: Any) -> Any:
     """Returns what a function of this module returns in the connected process."""
-    (answer,) = client.ask(function.__name__, *arguments)
-    assert not answer.error, answer.error
-    return answer.value
+    return values_of(client.ask(function.__name__, *arguments))[0]
 
 
 def stale_reads(num_elements: int, tries: int) -> int:
