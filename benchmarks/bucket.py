@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -15,7 +16,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
-from tfdist.bench import harness, rounds
+from tfdist.bench import harness, machine, rounds
 
 DESCRIPTION = "reading images and text from an S3 server beside reading local files"
 _HEADER = ("records", "source", "records/s", "relative to local", "CPU time relative to local")
@@ -64,9 +65,10 @@ def run(
 ) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
 
-    The server, its proxy and the reader share the cores of this machine. The server is `s3rver`
-    from npm if it is on the PATH, or else `moto`, which is slower. Images are read with and without
-    decoding, because decoding may take all cores and hide the cost of reading.
+    The server and its proxy run on the last core, and the reader on the others, so that the reader
+    has the same cores for local files. The server is `s3rver` from npm if it is on the PATH, or
+    else `moto`, which is slower. Images are read with and without decoding, because decoding may
+    take all cores and hide the cost of reading.
     """
     from benchmarks import delay_proxy
     from tests.support import buckets
@@ -76,17 +78,19 @@ def run(
         images, epochs, latencies, rounds = 600, 1, latencies[:1], 1
     os.environ.update(buckets.ENVIRONMENT)
     program = "s3rver" if shutil.which("s3rver") else "moto"
-    with (
-        tempfile.TemporaryDirectory() as name,
-        buckets.running(program, Path(name) / "server") as server,
-        delay_proxy.running(server.address, latencies) as addresses,
-    ):
+    *others, last = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        with machine.on_cores([last]):
+            server = stack.enter_context(buckets.running(program, Path(name) / "server"))
+            addresses = stack.enter_context(delay_proxy.running(server.address, latencies))
         _use(server.address)
         buckets.create_bucket(server.address, "bucket")
         endpoints = dict(zip(latencies, addresses, strict=True))
         if with_model:
             _show_waits(_waits(endpoints, Path(name), images, rounds), output)
             return
+        stack.enter_context(machine.on_cores(others or [last]))
         results = []
         for kind in records:
             folder, url = Path(name) / kind, f"s3://bucket/{kind}".replace(" ", "-")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import keras
 import tensorflow as tf
 
 import pipelines
-from tfdist.bench import input_readers, photographs
+from tfdist.bench import input_readers, machine, photographs
 from tfdist.bench.photographs import Photographs
 from tfdist.errors import DeviceError
 
@@ -35,15 +34,15 @@ def measure(found: Photographs) -> dict[str, float]:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise DeviceError("--with-model needs two cores, one for the model and one for the input.")
-    with _on_core(cores[0]):
+    with machine.on_cores(cores[:1]):
         tf.identity(0)  # starts TensorFlow's threads on the model's core
-    with _on_core(cores[1]):
+    with machine.on_cores(cores[1:2]):
         batches = _input(found)  # its threads inherit this core
         begin = time.perf_counter()
         for _ in range(_STEPS):
             next(batches)
         batch_ms = (time.perf_counter() - begin) / _STEPS * 1e3
-    with _on_core(cores[0]):
+    with machine.on_cores(cores[:1]):
         waited = total = 0.0
         step = _training_step()
         for number in range(_WARM_UP_STEPS + _STEPS):
@@ -61,17 +60,6 @@ def measure(found: Photographs) -> dict[str, float]:
         "step_ms": total / _STEPS * 1e3,
         "batch_ms": batch_ms,
     }
-
-
-@contextmanager
-def _on_core(core: int) -> Iterator[None]:
-    """Restricts this thread, and the threads that it starts, to one core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def _input(found: Photographs) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
