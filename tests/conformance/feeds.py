@@ -12,15 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.support import forms
 from tests.support.case import Case
 from tests.support.data import Data
 
 Arguments = dict[str, Any]
-
-
-def num_batches(case: Case) -> int:
-    """Returns the number of batches in one pass over the rows of a case."""
-    return math.ceil(_num_rows(case.data) / case.batch_size)
 
 
 def _num_rows(data: Data) -> int:
@@ -51,7 +47,7 @@ def _arrays(case: Case) -> Arguments:
 
 
 def _dataset(case: Case) -> Arguments:
-    return {"x": tf.data.Dataset.from_tensor_slices(_parts(case.data)).batch(case.batch_size)}
+    return {"x": forms.sliced(*_parts(case.data), size=case.batch_size)}
 
 
 def _unknown_length(case: Case) -> Arguments:
@@ -67,34 +63,14 @@ def _endless(case: Case) -> Arguments:
 def _generator(case: Case) -> Arguments:
     def batches() -> Iterator[tuple[Any, ...]]:
         while True:
-            for batch in range(num_batches(case)):
-                yield _parts(_batch(case, batch))
+            yield from forms.generated(*_parts(case.data), size=case.batch_size)
 
     return {"x": batches()}
 
 
-def _batch(case: Case, number: int) -> Data:
-    begin = number * case.batch_size
-    return _take(case.data, np.arange(begin, min(begin + case.batch_size, _num_rows(case.data))))
-
-
-class Sequence(keras.utils.PyDataset):
-    """The batches of a case as a Keras `PyDataset`."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__()
-        self._case = case
-
-    def __len__(self) -> int:
-        return num_batches(self._case)
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return _parts(_batch(self._case, index))
-
-
 def _laid_out(case: Case) -> Arguments:
     """A dataset of precomputed batches, the fastest to start because nothing is traced."""
-    batches = (_parts(_batch(case, number)) for number in range(num_batches(case)))
+    batches = forms.generated(*_parts(case.data), size=case.batch_size)
     datasets = map(tf.data.Dataset.from_tensors, batches)
     return {"x": functools.reduce(tf.data.Dataset.concatenate, datasets)}
 
@@ -105,7 +81,7 @@ FEEDS: dict[str, Callable[[Case], Arguments]] = {
     "unknown length": _unknown_length,
     "endless": _endless,
     "generator": _generator,
-    "pydataset": lambda case: {"x": Sequence(case)},
+    "pydataset": lambda case: {"x": forms.Batches(*_parts(case.data), size=case.batch_size)},
     "data set": lambda case: {"x": case.data.x()},
     "laid out": _laid_out,
 }
