@@ -16,9 +16,7 @@ import argparse
 import contextlib
 import itertools
 import os
-import random
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -31,18 +29,15 @@ from typing import Any
 # The process must be single-threaded when it forks.
 os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
-import numpy as np
 import pytest
 
 import pipelines
 import tfdist.errors
 from pipelines import object_store
-from tests.faults.forks import Forked, Report
+from tests.faults import saves
 from tests.support import buckets, numbers
 from tests.support.buckets import Fault
-from tfdist.checkpoint.bucket_lock import BucketLock
 from tfdist.checkpoint.locations import store_at
-from tfdist.checkpoint.snapshot import Packed
 from tfdist.checkpoint.store import Place
 
 #: Sizes of the arrays of a checkpoint; the last one is uploaded in several parts.
@@ -105,60 +100,6 @@ FAULTS: dict[str, Callable[[], Choose]] = {
 _SERVERS = {"moto": "s3", "s3rver": "s3", "azurite-blob": "az"}
 
 
-def save_forever(url: str, report: Report) -> None:
-    """Reports what the previous process left, and then saves until it is killed."""
-    lock, store = BucketLock(url), store_at(url)
-    lock.acquire()
-    damaged: list[str] = []
-    newest = store.load_newest(damaged.append)
-    store.clean()
-    step = _step(newest[1]) if newest else 0
-    report(f"found {step} {len(damaged)}")
-    for number in itertools.count(step + 1):
-        report("save")
-        store.write(Place(number, 0), _packed(number), {"step": number})
-        report(f"saved {number}")
-        store.keep(2, None)
-
-
-def kill_savers(num_kills: int, seed: int, url: str, folder: Path) -> dict[str, int]:
-    """Kills several savers.
-
-    Args:
-        num_kills: Number of kills.
-        seed: Seed of the moments.
-        url: Folder of the checkpoints; the environment names the server.
-        folder: Local folder for logs.
-
-    Returns:
-        Number of kills, of kills after which the newest checkpoint was intact and not older than
-        the last complete save, and of damaged checkpoints.
-    """
-    moments = random.Random(seed)
-    counts = {"kills": 0, "intact": 0, "damaged": 0}
-    last_saved = 0
-    for number in range(num_kills + 1):  # the last one inspects the result of the last kill
-        log = folder / f"log-{number}"
-        child = Forked(lambda report: save_forever(url, report), {}, log)
-        num_saves = moments.randint(1, 4)
-        while child.marks.count("save") < num_saves:
-            child.read_marks()
-            assert not child.ended(), log.read_text()[-2000:]
-        time.sleep(moments.uniform(0, 0.3))
-        child.signal(signal.SIGKILL)
-        while not child.ended():
-            time.sleep(0.001)
-        (found,) = [mark for mark in child.marks if mark.startswith("found")]
-        step, damaged = map(int, found.split()[1:])
-        if number:
-            counts["kills"] += 1
-            counts["intact"] += int(not damaged and step >= last_saved)
-            counts["damaged"] += damaged
-        saved = [int(mark.split()[1]) for mark in child.marks if mark.startswith("saved")]
-        last_saved = max([step, *saved])
-    return counts
-
-
 def save_under(url: str, proxy: buckets.Proxy, choose: Choose, num_saves: int) -> str:
     """Saves checkpoints under a fault, and describes the result.
 
@@ -169,14 +110,14 @@ def save_under(url: str, proxy: buckets.Proxy, choose: Choose, num_saves: int) -
     with _fault(proxy, choose):
         for step in range(1, num_saves + 1):
             try:
-                store.write(Place(step, 0), _packed(step), {"step": step})
+                store.write(Place(step, 0), saves.packed(step, SIZES), {"step": step})
                 store.keep(2, None)
             except OSError:
                 failed += 1
     store.finish()
     newest = store.load_newest(print)
     assert newest is not None
-    assert _step(newest[1]) == num_saves
+    assert saves.step_of(newest[1]) == num_saves
     reported = ", reported; uploaded when the fault ended" if failed else ""
     return f"{failed} of {num_saves}{reported} | intact"
 
@@ -196,7 +137,7 @@ def give_up(url: str, proxy: buckets.Proxy) -> float:
     store, begin = store_at(url), time.monotonic()
     with _fault(proxy, lambda number, method: "close"):
         try:
-            store.write(Place(1, 0), _packed(1), {"step": 1})
+            store.write(Place(1, 0), saves.packed(1, SIZES), {"step": 1})
         except (OSError, tfdist.errors.ConfigurationError):
             return time.monotonic() - begin
     raise AssertionError("the save succeeded without a server")
@@ -245,7 +186,9 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         with buckets.with_bucket(Path(name), patch):
-            counts = kill_savers(given.kills, given.seed, "s3://bucket/kills", Path(name))
+            counts = saves.run(
+                given.kills, given.seed, Path(name), "s3://bucket/kills", SIZES, longest_delay=0.3
+            )
         print(", ".join(f"{key} {value}" for key, value in counts.items()), flush=True)
         numbers.write(folder := Path(name) / "data", num_records=1000, num_shards=5)
         pipelines.read(folder, 10)  # writes the offsets
@@ -256,17 +199,8 @@ def main(arguments: list[str] | None = None) -> int:
                 continue
             with buckets.running(program, Path(name) / program) as server:
                 meet_faults(_SERVERS[program], server, folder, given.saves)
-    return 0 if counts["intact"] == counts["kills"] else 1
-
-
-def _packed(number: int) -> Packed:
-    arrays = {f"array {i}": np.full(size, number, "int64") for i, size in enumerate(SIZES)}
-    return Packed('{"paths": {}, "state": {}}', arrays)
-
-
-def _step(packed: Packed) -> int:
-    (step,) = {int(value) for array in packed.arrays.values() for value in np.unique(array)}
-    return step
+    lost = counts["one save old"] + counts["older"]
+    return 0 if counts["whole"] == counts["kills"] and not lost else 1
 
 
 if __name__ == "__main__":

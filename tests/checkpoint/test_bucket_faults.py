@@ -15,7 +15,7 @@ def output_of(module: str, *flags: str) -> str:
 
 def test_kills_and_every_fault() -> None:
     output = output_of("bucket_faults", "--kills=3", "--saves=2")
-    assert "kills 3, intact 3, damaged 0" in output
+    assert "kills 3, whole 3, one save old 0, older 0" in output
     # How many of the saves fail depends on the machine's load: retries stop after 20 s.
     row = r"\| server unreachable for 3 s \| \d of 2.* \| intact \| each record once, in order \|"
     assert re.search(row, output), output
