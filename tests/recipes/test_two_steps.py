@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 from tests.conformance.layouts import AnsweringPool, Layout, values_of
@@ -39,9 +41,12 @@ def pool(data_dir: str) -> Iterator[AnsweringPool]:
 
 
 @pytest.mark.parametrize(("name", "strategy"), combinations())
-def test_two_steps(name: str, strategy: str, data_dir: str) -> None:
+def test_two_steps(name: str, strategy: str, data_dir: str, tmp_path: Path) -> None:
     devices = {"one_device": 1, "mirrored": 2}[strategy]
-    assert running.is_finite(running.two_steps(name, strategy, devices, data_dir))
+    model = running.two_steps(name, strategy, devices, data_dir).model
+    assert running.is_finite(model.history.history)
+    model.save(tmp_path / "model.keras")
+    keras.saving.load_model(tmp_path / "model.keras")
 
 
 @pytest.mark.long
