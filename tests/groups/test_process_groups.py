@@ -39,11 +39,10 @@ def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
 
     @tf.function(autograph=False)
     def in_graph(rank: tf.Tensor) -> dict[str, Any]:
-        slices = tf.IndexedSlices(
-            vector(rank, 2 + group.rank)[:, tf.newaxis],
-            tf.range(2 + group.rank),
-            tf.constant([4, 1]),
-        )
+        values, rows = vector(rank, 2 + group.rank)[:, tf.newaxis], tf.range(2 + group.rank)
+        if group.rank:  # other operations than on rank 0 compute them
+            values, rows = tf.identity(values, name="own_values"), tf.identity(rows, name="own")
+        slices = tf.IndexedSlices(values, rows, tf.constant([4, 1]))
         large = tf.ones([3, 1 << 18]) * tf.cast(rank + 1, tf.float32)
         sums = group.all_reduce([vector(rank, 3), vector(rank, 2, tf.int32), slices, large])
         sizes = shard_sizes(5, group.size)

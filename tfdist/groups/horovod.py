@@ -108,16 +108,25 @@ class HorovodGroup(ProcessGroup):
             return []
         # Horovod does not support bfloat16.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        # Horovod matches tensors by name, and the names of layers may differ between ranks.
-        known = [tf.identity(t, name=name) for t in known]
+        known = _named_alike(known, name)
         traffic.note(name, known)
         sums = operation(known, op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def _gather_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        values, indices = map(self._hvd.allgather, (slices.values, slices.indices))
+        own = _named_alike([slices.values, slices.indices], "all-gather")
+        values, indices = map(self._hvd.allgather, own)
         traffic.note("all-gather", [values, indices])
         return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _named_alike(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Returns tensors of the same names on all ranks, by which Horovod matches them.
+
+    Names of layers may differ between ranks, and in full-batch mode only one rank sends what it
+    computes, the others zeros.
+    """
+    return [tf.identity(tensor, name=name) for tensor in tensors]
 
 
 def installed() -> Any:
