@@ -33,9 +33,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="numbers of micro-batches",
     )  # fmt: skip
     parser.add_argument(
-        "--orders", nargs="+", type=Literal["gpipe", "1f1b", "interleaved"],
+        "--orders", nargs="+", type=Literal["gpipe", "1f1b", "interleaved", "zb"],
         default=["gpipe", "1f1b"], metavar="ORDER",
-        help="gpipe, 1f1b, interleaved (two stages per device), or several",
+        help="gpipe, 1f1b, interleaved (two stages per device), zb, or several. With zb, the "
+        "gradients of inputs and weights wait apart in all of them.",
     )  # fmt: skip
     parser.add_argument(
         "--step-ms", type=PositiveInt, default=480, help="milliseconds of a step on one device"
@@ -80,7 +81,7 @@ def measure(
     Args:
         stages: Numbers of stages; the network has four layers, or one for each stage.
         micro_batches: Numbers of micro-batches.
-        orders: `"gpipe"`, `"1f1b"` and `"interleaved"`.
+        orders: `"gpipe"`, `"1f1b"`, `"interleaved"` and `"zb"`.
         step_ms: Milliseconds of a step on one device.
         steps: Steps of a measurement.
         num_rounds: Measurements of each.
@@ -97,7 +98,7 @@ def measure(
     devices.configure(max(stages))
 
     def build(num_stages: int) -> Any:
-        return network(max(_LAYERS, num_stages), step_ms / _ROWS)
+        return network(max(_LAYERS, num_stages), step_ms / _ROWS, "zb" in orders)
 
     alone = _prepare(functools.partial(build, 1), create("one_device", 1), steps)
     results = []

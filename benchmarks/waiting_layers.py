@@ -47,11 +47,13 @@ class WaitingLayer(keras.layers.Layer):
 
     Args:
         row_ms: Milliseconds for each row of the forward pass.
+        waits_apart: Whether the gradients of the inputs and of the weight wait apart, each for half
+            of the backward pass.
     """
 
-    def __init__(self, row_ms: float, **options: Any) -> None:
+    def __init__(self, row_ms: float, waits_apart: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.row_ms = row_ms
+        self.row_ms, self.waits_apart = row_ms, waits_apart
 
     def build(self, shape: Any) -> None:
         self.weight = self.add_weight(shape=(), initializer="ones", name="weight")
@@ -61,10 +63,17 @@ class WaitingLayer(keras.layers.Layer):
         hold = self.holder(inputs)
 
         @tf.custom_gradient
-        def held(values: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            return hold(values, self.row_ms), lambda gradient: hold(gradient, 2 * self.row_ms)
+        def held(values: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+            def back(gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                if self.waits_apart:
+                    of_values = hold(gradient, self.row_ms) * weight
+                    return of_values, tf.reduce_sum(hold(gradient * values, self.row_ms))
+                gradient = hold(gradient, 2 * self.row_ms)
+                return gradient * weight, tf.reduce_sum(gradient * values)
 
-        return held(inputs * self.weight)
+            return hold(values * weight, self.row_ms), back
+
+        return held(inputs, tf.convert_to_tensor(self.weight))
 
     def holder(self, inputs: tf.Tensor) -> Hold:
         """Returns a function that returns its values after some milliseconds for each row."""
@@ -105,14 +114,15 @@ def _hold(stream: _Stream, values: tf.Tensor, row_ms: float) -> tf.Tensor:
         return tf.identity(values)
 
 
-def network(num_layers: int, row_ms: float) -> keras.Model:
+def network(num_layers: int, row_ms: float, waits_apart: bool = False) -> keras.Model:
     """Returns a compiled model of layers with equal cost.
 
     Args:
         num_layers: Number of layers.
         row_ms: Milliseconds for each row, of all layers and both passes together.
+        waits_apart: As for `WaitingLayer`.
     """
-    parts = [Waits(row_ms / 3 / num_layers) for _ in range(num_layers)]
+    parts = [Waits(row_ms / 3 / num_layers, waits_apart) for _ in range(num_layers)]
     model = keras.Sequential([keras.Input((1,)), *parts])
     model.compile(keras.optimizers.SGD(1e-3), "mse")
     return model

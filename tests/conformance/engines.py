@@ -30,6 +30,7 @@ STRATEGIES = {
     "towers": [2, 3],
     "pipeline": [2, 4],
     "pipeline interleaved": [2],
+    "pipeline zb": [2, 4],
     "tensor_parallel": [2, 3, 4],
     "tensor_parallel split activations": [2, 3],
     "sharded optimizer": [2],
@@ -45,6 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tensor_parallel split activations": {"smallest": 1, "split_activations": "rows"},
     "tensor_parallel over processes": {"smallest": 1},
     "pipeline interleaved": {"order": "interleaved"},
+    "pipeline zb": {"order": "zb"},
     "pipeline over processes": {"micro_batches": 2},
     # One bucket for each tensor: all gradients of these small models would fit into a single
     # bucket.
@@ -115,6 +117,7 @@ _PROGRAMS_REFUSED_WHEN_SHARDED = {"guides-fit-of-the-model"}
 _TABLES_REFUSED_WHEN_SHARDED = {"vision-shifted-windows"}
 REFUSED = {
     "pipeline": _REFUSED_BY_PIPELINE | _PROGRAMS_REFUSED_BY_PIPELINE,
+    "pipeline zb": _REFUSED_BY_PIPELINE | _PROGRAMS_REFUSED_BY_PIPELINE,
     "pipeline over processes": _REFUSED_BY_PIPELINE,
     "pipeline on a mesh": _REFUSED_BY_PIPELINE,
     "pipeline over TensorFlow": _REFUSED_BY_PIPELINE,
@@ -145,7 +148,7 @@ _FOUR_STAGE_CASES = {
 def may_refuse(case: Case, strategy: str, num_replicas: int = 2) -> bool:
     """Returns whether a strategy may refuse a case with an error instead of training it."""
     four_stages = strategy == "pipeline interleaved" or (
-        strategy == "pipeline" and num_replicas > 2
+        strategy in ("pipeline", "pipeline zb") and num_replicas > 2
     )
     if four_stages and case.name not in _FOUR_STAGE_CASES:
         return True

@@ -96,6 +96,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "multi_worker in buckets": ("batch-norm",),
     "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
     "pipeline interleaved": ("lstm", "masked-sum", "positions-accumulate", "all-together"),
+    "pipeline zb": ("lstm", "embedding-clipped", "batch-norm", "masked-sum", "accumulate-clipped"),
     "tensor_parallel": ("accumulate-clipped",),
     "tensor_parallel split activations": ("attention", "dropout", "batch-norm"),
     "pipeline over processes": ("batch-norm",),

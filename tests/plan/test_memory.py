@@ -133,7 +133,7 @@ def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path:
 
 def test_activations_of_a_pipeline_follow_its_order(tmp_path: Path) -> None:
     found = {}
-    for order in ("gpipe", "1f1b", "interleaved"):
+    for order in ("gpipe", "1f1b", "interleaved", "zb"):
         table = tmp_path / f"{order}.csv"
         line = "memory --model mlp --input 64 --classes 10 --batch 8000 --devices 2"
         line += " --set units=[128,128,128,128] --strategy pipeline --micro-batches 8"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_graphs import in_order_of_effects, run_after
+from tfdist.upstream.tensorflow_graphs import Dependencies, run_after
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -140,47 +140,24 @@ def limit_rate(gradients: Sequence[Any], sums: Sequence[Any], num_bytes: int) ->
     sizes = [sum(map(_num_bytes, _tensors(bucket))) for bucket in gradients]
     if tf.executing_eagerly() or sum(sizes) <= num_bytes:
         return
-    operations = _Dependencies(tf.compat.v1.get_default_graph())
+    operations = Dependencies(tf.compat.v1.get_default_graph())
     reduced: set[tf.Operation] = set()
     for number, bucket in enumerate(gradients):
         last = number - _BUCKETS_IN_FLIGHT
         while last >= 0 and sum(sizes[last + 1 : number + 1]) < num_bytes:
             last -= 1
         if last >= 0:
-            new = operations.needed(bucket, reduced)
+            new = operations.needed(_operations(bucket), reduced)
             run_after(operations.first(new), _tensors(sums[last]))
-        reduced |= operations.needed(sums[number], reduced)
-
-
-class _Dependencies:
-    """The dependencies between the operations of a graph."""
-
-    def __init__(self, graph: tf.Graph) -> None:
-        self._in_order = in_order_of_effects(graph)
-
-    def needed(self, structure: Any, known: set[tf.Operation]) -> set[tf.Operation]:
-        """Returns the dependencies of tensors, except the known ones and their dependencies."""
-        found: set[tf.Operation] = set()
-        stack = [tensor.op for tensor in _tensors(structure)]
-        while stack:
-            operation = stack.pop()
-            if operation not in found and operation not in known:
-                found.add(operation)
-                stack += self._of(operation)
-        return found
-
-    def first(self, operations: set[tf.Operation]) -> list[tf.Operation]:
-        """Returns the first operations, without constants, which use little memory."""
-        nonconstant = {operation for operation in operations if self._of(operation)}
-        return [o for o in nonconstant if nonconstant.isdisjoint(self._of(o))]
-
-    def _of(self, operation: tf.Operation) -> list[tf.Operation]:
-        inputs = (tensor.op for tensor in operation.inputs)
-        return [*inputs, *operation.control_inputs, *self._in_order.get(operation, [])]
+        reduced |= operations.needed(_operations(sums[number]), reduced)
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:
     return tf.nest.flatten(structure, expand_composites=True)
+
+
+def _operations(structure: Any) -> list[tf.Operation]:
+    return [tensor.op for tensor in _tensors(structure)]
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:

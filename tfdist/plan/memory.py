@@ -68,7 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="number of micro-batches of pipeline",
     )  # fmt: skip
     parser.add_argument(
-        "--order", choices=["gpipe", "1f1b", "interleaved"], default="gpipe",
+        "--order", choices=["gpipe", "1f1b", "interleaved", "zb"], default="gpipe",
         help="schedule of pipeline; interleaved: two stages per device",
     )  # fmt: skip
     parser.add_argument(

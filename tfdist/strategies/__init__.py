@@ -79,9 +79,10 @@ STRATEGIES: dict[str, Declaration] = {
             ),
             "micro_batches": Option(PositiveInt, "micro-batches per batch", 4),
             "order": Option(
-                Literal["gpipe", "1f1b", "interleaved"],
+                Literal["gpipe", "1f1b", "interleaved", "zb"],
                 "schedule; gpipe: all forward, then all backward passes; 1f1b: needs less memory; "
-                "interleaved: several stages per device, smaller bubble",
+                "interleaved: several stages per device, smaller bubble; zb: as 1f1b with split "
+                "backward passes, smaller bubble",
                 "gpipe",
             ),
             "cut_at": Option(

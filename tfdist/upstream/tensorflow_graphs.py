@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import graphlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -199,7 +200,54 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
             operation._update_input(place, new)
 
 
-def in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation]]:
+class Dependencies:
+    """The dependencies between the operations of a graph that is being traced."""
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self._graph, self._in_order = graph, _in_order_of_effects(graph)
+
+    def needed(
+        self, operations: Iterable[tf.Operation], known: Set[tf.Operation]
+    ) -> set[tf.Operation]:
+        """Returns operations and their dependencies, except the known ones and theirs."""
+        found: set[tf.Operation] = set()
+        stack = [*operations]
+        while stack:
+            operation = stack.pop()
+            if operation not in found and operation not in known:
+                found.add(operation)
+                stack += self._of(operation)
+        return found
+
+    def first(self, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
+        """Returns the first operations, without constants, which use little memory."""
+        nonconstant = {operation for operation in operations if self._of(operation)}
+        return [o for o in nonconstant if nonconstant.isdisjoint(self._of(o))]
+
+    def would_be_circular(
+        self, added: Iterable[tuple[Sequence[tf.Operation], Sequence[tf.Tensor]]]
+    ) -> bool:
+        """Returns whether operations would wait for each other if they waited for more tensors.
+
+        Args:
+            added: Operations, and the tensors that these would wait for.
+        """
+        before = {operation: self._of(operation) for operation in self._graph.get_operations()}
+        for operations, tensors in added:
+            for operation in operations:
+                before[operation] += [tensor.op for tensor in tensors]
+        try:
+            graphlib.TopologicalSorter(before).prepare()
+        except graphlib.CycleError:
+            return True
+        return False
+
+    def _of(self, operation: tf.Operation) -> list[tf.Operation]:
+        inputs = (tensor.op for tensor in operation.inputs)
+        return [*inputs, *operation.control_inputs, *self._in_order.get(operation, [])]
+
+
+def _in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operation]]:
     """Returns, by operation, the earlier operations that it has to wait for, one per side effect.
 
     Follows the rules of `AutomaticControlDependencies`: operations on the same resource (a

@@ -31,6 +31,7 @@ def test_number_of_stored_micro_batches() -> None:
     assert micro_batches_in_memory(3, 8, "1f1b") == [3, 2, 1]
     assert micro_batches_in_memory(3, 2, "1f1b") == [2, 2, 1]
     assert micro_batches_in_memory(4, 4, "interleaved", 2) == [4, 3, 2, 1]
+    assert micro_batches_in_memory(3, 8, "zb") == [3, 4, 4]
 
 
 @pytest.mark.parametrize(("devices", "per_device", "m"), [(2, 2, 2), (4, 2, 4), (4, 3, 32)])
@@ -39,3 +40,9 @@ def test_interleaved_stages_shorten_the_bubble(devices: int, per_device: int, m:
     shares = [1 / num_stages] * num_stages
     best = bubble.planned_speed_up(shares, m, "interleaved", devices)
     assert best == pytest.approx(devices * m / (m + (devices - 1) / per_device))
+
+
+@pytest.mark.parametrize(("devices", "m"), [(2, 3), (4, 8), (4, 32)])
+def test_gradients_of_weights_fill_the_bubble(devices: int, m: int) -> None:
+    best = bubble.planned_speed_up([1 / devices] * devices, m, "zb", devices)
+    assert best == pytest.approx(devices * m / (m + devices / 3))

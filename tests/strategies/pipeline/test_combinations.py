@@ -38,7 +38,8 @@ def with_skips(policy: str | None = None) -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    ("order", "micro_batches"), [("gpipe", 3), ("1f1b", 5), ("1f1b", 1), ("interleaved", 4)]
+    ("order", "micro_batches"),
+    [("gpipe", 3), ("1f1b", 5), ("1f1b", 1), ("interleaved", 4), ("zb", 6), ("zb", 2)],
 )
 def test_four_devices_with_skip_connections(order: str, micro_batches: int) -> None:
     plain = with_skips()

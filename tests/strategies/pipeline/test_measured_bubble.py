@@ -15,13 +15,14 @@ from tests.support.training import FIT, build
 from tfdist.strategies import clock
 from tfdist.strategies.pipeline import bubble, schedule
 from tfdist.strategies.pipeline.bubble import MeasuredBubble
-from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Pass
 from tfdist.strategies.pipeline.strategy import Pipeline
 from tfdist.trainer import Trainer
 
 
-def traced_order(turns: dict[tuple[int, int, bool], list[tf.Tensor]]) -> Any:
-    """Returns a traced step with the results of these forward and backward passes."""
+def traced_order(turns: dict[Pass, list[tf.Tensor]]) -> Any:
+    """Returns a traced step with the results of these passes."""
     traced = create_autospec(Order, instance=True)
     traced.turns.return_value = turns
     return traced
@@ -30,7 +31,7 @@ def traced_order(turns: dict[tuple[int, int, bool], list[tf.Tensor]]) -> Any:
 @pytest.mark.parametrize(
     ("order", "shares"),
     [
-        *itertools.product(["gpipe", "1f1b"], [[0.5, 0.5], [0.25] * 4, [0.2, 0.5, 0.3]]),
+        *itertools.product(["gpipe", "1f1b", "zb"], [[0.5, 0.5], [0.25] * 4, [0.2, 0.5, 0.3]]),
         ("interleaved", [0.1, 0.2, 0.3, 0.4]),
     ],
 )
@@ -43,7 +44,7 @@ def test_measured_bubble_of_a_planned_schedule_is_the_planned_one(
     monkeypatch.setattr(bubble, "_time_of", lambda tensors: tensors[-1])
     traced = traced_order(
         {
-            (turn.stage, turn.micro_batch, turn.back): [tf.constant(turn.end, tf.float64)]
+            Pass(turn.stage, turn.micro_batch, turn.kind): [tf.constant(turn.end, tf.float64)]
             for turn in planned
         }
     )
@@ -58,7 +59,10 @@ def test_measured_bubble_of_a_planned_schedule_is_the_planned_one(
 
 
 def test_bubble_is_unknown_if_the_start_of_a_step_is() -> None:
-    traced, measured = traced_order({(0, 0, True): [tf.constant(1.0)]}), MeasuredBubble(1, 1)
+    traced, measured = (
+        traced_order({Pass(0, 0, "backward"): [tf.constant(1.0)]}),
+        MeasuredBubble(1, 1),
+    )
     measured.prepare()
     measured.note([], traced)
     assert measured.share() is None
@@ -83,7 +87,10 @@ def test_deterministic_ops_use_the_host_clock(
     monkeypatch.delattr(tf, "timestamp")  # not allowed with deterministic ops
     read = create_autospec(time.monotonic, side_effect=itertools.count(1.0))
     monkeypatch.setattr(clock.time, "monotonic", read)
-    traced, measured = traced_order({(0, 0, True): [tf.constant(1.0)]}), MeasuredBubble(1, 1)
+    traced, measured = (
+        traced_order({Pass(0, 0, "backward"): [tf.constant(1.0)]}),
+        MeasuredBubble(1, 1),
+    )
     measured.prepare()
     tf.function(lambda: measured.note([tf.constant(0.0)], traced))()
     assert read.call_count == 2  # at the beginning and at the end

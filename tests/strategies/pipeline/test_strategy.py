@@ -16,8 +16,10 @@ from tests.support.case import compiled
 from tests.support.training import X, Y, assert_same_weights
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import create
-from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Kind, Pass
 from tfdist.strategies.pipeline.strategy import Pipeline
+from tfdist.upstream.tensorflow_graphs import Dependencies
 
 
 def build() -> keras.Model:
@@ -36,16 +38,16 @@ def build() -> keras.Model:
 
 
 @pytest.mark.parametrize(
-    "order", ["interleaved", pytest.param("gpipe", marks=pytest.mark.long), "1f1b"]
+    "order", ["interleaved", pytest.param("gpipe", marks=pytest.mark.long), "1f1b", "zb"]
 )
 def test_stages_are_on_their_devices_and_match_one_device(
     order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backward_passes, original = set(), Order.has_gone_back
 
-    def recording(self: Order, stage: int, micro_batch: int, gradients: list) -> None:
+    def recording(self: Order, stage: int, micro_batch: int, gradients: list, **kw: bool) -> None:
         backward_passes.add((stage, micro_batch))
-        original(self, stage, micro_batch, gradients)
+        original(self, stage, micro_batch, gradients, **kw)
 
     monkeypatch.setattr(Order, "has_gone_back", recording)
     fit = {"x": X, "y": Y, "batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
@@ -145,25 +147,26 @@ def test_incompatible_options_raise() -> None:
             create("pipeline", 2, order="interleaved", stages=stages)
     with pytest.raises(ConfigurationError, match="needs a multiple of 2 micro-batches"):
         create("pipeline", 2, order="interleaved", micro_batches=3)
-    with pytest.raises(ConfigurationError, match="expected one of gpipe, 1f1b, interleaved"):
+    with pytest.raises(ConfigurationError, match="expected one of gpipe, 1f1b, interleaved, zb"):
         create("pipeline", 2, order="none")
 
 
 def test_gpipe_runs_all_forward_passes_first() -> None:
     order = Order("gpipe", 2, 3)
     for micro_batch in range(3):
-        assert order.before_forward(0, micro_batch) == ([f"F{micro_batch - 1}"] * bool(micro_batch))
+        before = order.before(Pass(0, micro_batch, "forward"))
+        assert before == [f"F{micro_batch - 1}"] * bool(micro_batch)
         order.has_gone_forward(0, micro_batch, [f"F{micro_batch}"])
-    assert order.before_backward(0, 0) == ["F2"]
+    assert order.before(Pass(0, 0, "backward")) == ["F2"]
     order.has_gone_back(0, 0, ["B0"])
-    assert order.before_backward(0, 1) == ["B0"]
+    assert order.before(Pass(0, 1, "backward")) == ["B0"]
 
 
 def test_1f1b_bounds_stored_micro_batches() -> None:
     order = Order("1f1b", 2, 4)
     for micro_batch in range(4):
         for stage in range(2):
-            before = order.before_forward(stage, micro_batch)
+            before = order.before(Pass(stage, micro_batch, "forward"))
             earlier = micro_batch - (2 - stage)
             assert [t for t in before if "B" in t] == [f"B{stage}{earlier}"] * (earlier >= 0)
             order.has_gone_forward(stage, micro_batch, [f"F{stage}{micro_batch}"])
@@ -180,7 +183,7 @@ def test_interleaved_order_holds_unless_passes_exchange_sums(exchange: bool) -> 
         order = Order("interleaved", 2, 2, 1)
         gates = {pair: tf.ones([]) for pair in itertools.product(range(2), range(2))}
         for (number, stage), gate in gates.items():
-            order.begins(stage, number, False, gate)
+            order.begins(Pass(stage, number, "forward"), gate)
             other = gates[1 - number, stage] if exchange else gate
             order.has_gone_forward(stage, number, [gate + other])
         order.connect()
@@ -189,3 +192,72 @@ def test_interleaved_order_holds_unless_passes_exchange_sums(exchange: bool) -> 
         return tf.add_n(list(gates.values()))
 
     assert float(step()) == 4.0
+
+
+def test_gradients_of_weights_wait_for_later_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, m = 3, 7
+    connect, checked = Order.connect, []
+
+    def checking(order: Order) -> None:
+        connect(order)
+        ends = {own: {t.op for t in tensors} for own, tensors in order.turns().items()}
+        if Pass(0, 0, "backward") not in ends:
+            return
+        graph = Dependencies(tf.compat.v1.get_default_graph())
+        before = {own: graph.needed(last, set()) for own, last in ends.items()}
+        for stage, i in itertools.product(range(1, n), range(m)):
+            weights = Pass(stage, i, "weights")
+            # No other stage waits for them, and neither does the stage's next backward pass.
+            assert before[Pass(0, i, "backward")].isdisjoint(ends[weights])
+            later = Pass(stage, min(i + stage, m - 1), "backward")
+            assert before[weights] >= ends[later]
+            if i + n + 1 < m:  # a bound for the memory
+                assert before[Pass(stage, i + n + 1, "forward")] >= ends[weights]
+        assert not any(own.kind == "weights" for own in ends if own.stage == 0)
+        checked.append(order)
+
+    monkeypatch.setattr(Order, "connect", checking)
+    fit = {"x": X, "y": Y, "batch_size": 14, "shuffle": False, "verbose": 0}
+    trainer = tfdist.Trainer(build, strategy=Pipeline(n, micro_batches=m, order="zb"))
+    trainer.fit(**fit)
+    plain = build()
+    plain.fit(**fit)
+    assert checked
+    assert_same_weights(trainer.model, plain)
+
+
+def test_split_backward_passes_follow_an_exchange_of_losses() -> None:
+    """With a loss that sums over the micro-batches, all forward passes come first."""
+
+    @tf.function(autograph=False)
+    def step() -> tf.Tensor:
+        order, ends = Order("zb", 2, 3), {}
+
+        def traced(stage: int, number: int, kind: Kind, *inputs: tf.Tensor) -> None:
+            own = Pass(stage, number, kind)
+            with tf.control_dependencies(order.before(own) if kind != "weights" else []):
+                gate = tf.add_n(inputs) if inputs else tf.random.uniform([])
+            if kind != "weights":
+                order.begins(own, gate)
+            ends[own] = gate + 1.0
+            if kind == "forward":
+                order.has_gone_forward(stage, number, [ends[own]])
+            else:
+                order.has_gone_back(stage, number, [ends[own]], of_weights=kind == "weights")
+
+        for number in range(3):
+            traced(0, number, "forward")
+            traced(1, number, "forward", ends[0, number, "forward"])
+        loss = [ends[1, number, "forward"] for number in range(3)]
+        for number in range(3):
+            traced(1, number, "backward", *loss)
+            traced(1, number, "weights", ends[1, number, "backward"])
+            traced(0, number, "backward", ends[1, number, "backward"])
+        order.connect()
+        graph = Dependencies(tf.compat.v1.get_default_graph())
+        for number in range(2):
+            before = graph.needed([ends[1, number, "weights"].op], set())
+            assert ends[1, number + 1, "backward"].op in before
+        return tf.add_n(list(ends.values()))
+
+    assert np.isfinite(step())

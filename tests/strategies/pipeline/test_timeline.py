@@ -25,10 +25,10 @@ def test_timeline_length_matches_the_formula(
     assert 1 / max(turn.end for turn in passes) == pytest.approx(best)
     kept = micro_batches_in_memory(num_stages, num_micro_batches, order)
     for stage, most in enumerate(kept):
-        begun: Counter[bool] = Counter()
+        begun: Counter[str] = Counter()
         for turn in sorted((t for t in passes if t.stage == stage), key=lambda t: t.begin):
-            begun[turn.back] += 1
-            assert begun[False] - begun[True] <= most
+            begun[turn.kind] += 1
+            assert begun["forward"] - begun["backward"] <= most
 
 
 def test_draws_the_timeline(tmp_path: Path) -> None:
@@ -36,5 +36,7 @@ def test_draws_the_timeline(tmp_path: Path) -> None:
     assert stages.shares() == [0.75, 0.25]
     draw_timeline(stages, 4, "1f1b", tmp_path / "stages.png")
     assert (tmp_path / "stages.png").stat().st_size > 1000
+    draw_timeline(stages, 4, "zb", tmp_path / "zb.png")
+    assert (tmp_path / "zb.png").stat().st_size > 1000
     draw_timeline(stages, 4, "interleaved", tmp_path / "one.png", num_devices=1)
     assert (tmp_path / "one.png").stat().st_size > 1000

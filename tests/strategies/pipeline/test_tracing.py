@@ -7,7 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Pass
 from tfdist.strategies.pipeline.tracing import Tracing
 
 
@@ -23,13 +24,13 @@ def test_probe_is_not_a_micro_batch() -> None:
 
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> tf.Tensor:
-        order = Order("gpipe", 2, 1)
+        order = Order("gpipe", 2, 2)
         tracing = Tracing({layer: 1}, ["CPU:0", "CPU:1"], order, lambda: 0)
         first = computed(tracing, x)
         with tf.init_scope():
             probe = tf.function(lambda x: computed(tracing, x), autograph=False)
             assert float(tf.reduce_sum(probe(tf.zeros([2])))) == 2.0
-        assert order.before_forward(1, 1)[0] is first
+        assert order.before(Pass(1, 1, "forward"))[0] is first
         return computed(tracing, x)
 
     assert float(tf.reduce_sum(step(tf.zeros([2])))) == 2.0

@@ -8,13 +8,14 @@ computes (Huang et al. 2019, "GPipe", section 2.3). One forward, one backward (N
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.clock import now, read_by_host
-from tfdist.strategies.pipeline.schedule import Order, Pass, device_of, turns
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Kind, Pass, device_of, input_of, turns
 from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
@@ -28,8 +29,8 @@ def planned_speed_up(
 ) -> float:
     """Returns the largest possible speed-up over one device, in an order of the stages.
 
-    With v equal stages on each of n devices, m a multiple of n, the interleaved order takes the
-    time of m + (n - 1) / v turns.
+    With v equal stages on each of n devices, m a multiple of n, `"interleaved"` takes the time of
+    m + (n - 1) / v turns; with n equal stages and m > n, `"zb"` that of m + n / 3.
 
     Args:
         shares: Each stage's share of the work; they sum to 1.
@@ -37,7 +38,7 @@ def planned_speed_up(
         order: As for `schedule.turns`.
         num_devices: The number of devices.
     """
-    if len(shares) == num_devices:
+    if order in ("gpipe", "1f1b"):
         return speed_up(shares, num_micro_batches)
     return 1 / max(turn.end for turn in turns(shares, num_micro_batches, order, num_devices))
 
@@ -98,7 +99,7 @@ class MeasuredBubble:
             order: The order of the step; without backward passes nothing is measured.
         """
         turns = order.turns()
-        if self._seconds is None or not inputs or not any(back for _, _, back in turns):
+        if self._seconds is None or not inputs or all(kind == "forward" for _, _, kind in turns):
             return
         with tf.device("CPU:0"):
             begin = _time_of(inputs)
@@ -113,16 +114,24 @@ class MeasuredBubble:
         """Returns when the inputs of each turn arrived and when it ended: `[devices, turns]`."""
         arrivals: list[list[tf.Tensor]] = [[] for _ in range(self._num_devices)]
         ends: list[list[tf.Tensor]] = [[] for _ in range(self._num_devices)]
-        there = [*range(self._num_stages)]
-        for number in range(self._num_micro_batches):
-            before = begin
-            for stage, back in [(i, False) for i in there] + [(i, True) for i in there[::-1]]:
-                tensors = turns.get(Pass(stage, number, back))
-                device = device_of(stage, self._num_devices)
-                arrivals[device].append(before)
-                before = _time_of(tensors) if tensors else before
-                ends[device].append(before)
+        known: dict[Pass | None, tf.Tensor] = {None: begin}
+        for own in self._passes({kind for _, _, kind in turns}):
+            arrival = known[input_of(own, self._num_stages)]
+            tensors = turns.get(own)
+            known[own] = _time_of(tensors) if tensors else arrival
+            device = device_of(own.stage, self._num_devices)
+            arrivals[device].append(arrival)
+            ends[device].append(known[own])
         return tf.stack(arrivals), tf.stack(ends)
+
+    def _passes(self, kinds: Collection[Kind]) -> Iterator[Pass]:
+        """Returns the passes of these kinds, as many on each device, each after its input."""
+        for number in range(self._num_micro_batches):
+            stages = range(self._num_stages)
+            yield from (Pass(stage, number, "forward") for stage in stages)
+            yield from (Pass(stage, number, "backward") for stage in reversed(stages))
+            if "weights" in kinds:
+                yield from (Pass(stage, number, "weights") for stage in stages)
 
 
 def _lengths(begin: tf.Tensor, arrivals: tf.Tensor, ends: tf.Tensor) -> tf.Tensor:

@@ -5,125 +5,32 @@ stage begins a micro-batch once it has finished the backward pass of an earlier 
 keeps the activations of no more micro-batches than there are stages from it to the end (Narayanan
 et al. 2019, "PipeDream"). With `"interleaved"` each of n devices has stages d, d + n, d + 2n, ...,
 so that the pipeline fills and empties in shorter turns (Narayanan et al. 2021, "Efficient
-Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", section 2.2).
+Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", section 2.2). `"zb"` is
+`"1f1b"` with split backward passes: a stage computes the gradients of its weights, for which no
+other stage waits, while it would wait itself (Qi et al. 2023, "Zero Bubble Pipeline Parallelism",
+ZB-H1, but for the order of a forward pass and the gradients of weights after a backward pass).
 """
 
 from __future__ import annotations
 
-import graphlib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import tensorflow as tf
+from typing import Literal, NamedTuple
 
 from tfdist.strategies.pipeline.stages import Stages
-from tfdist.upstream.tensorflow_graphs import in_order_of_effects, run_after
+
+#: `"backward"` computes all gradients of a stage, or only those for which the stage before it
+#: waits. Then `"weights"` computes the others.
+Kind = Literal["forward", "backward", "weights"]
 
 
 class Pass(NamedTuple):
-    """The forward or backward pass of a micro-batch through a stage: a turn of its device."""
+    """The pass of a micro-batch through a stage: a turn of its device."""
 
     stage: int
     micro_batch: int
-    back: bool
-
-
-class Order:
-    """Control dependencies between the stages and micro-batches of a graph while it is traced.
-
-    Without them TensorFlow starts all micro-batches at once on the first stage, and nothing
-    overlaps. An operation waits only for operations that were traced before it, so the order is
-    never circular. If the loss or BatchNorm exchanges sums in the forward pass, all micro-batches
-    have to be there, and `"1f1b"` computes as `"gpipe"` does. Only `"interleaved"` adds control
-    dependencies afterwards, by `connect`.
-
-    Args:
-        name: `"gpipe"`, `"1f1b"` or `"interleaved"`.
-        num_stages: The number of stages.
-        num_micro_batches: Micro-batches per batch.
-        num_devices: The number of devices; None: one for each stage.
-    """
-
-    def __init__(
-        self, name: str, num_stages: int, num_micro_batches: int, num_devices: int | None = None
-    ) -> None:
-        self._name, self._num_stages = name, num_stages
-        self._num_micro_batches, self._num_devices = num_micro_batches, num_devices or num_stages
-        self._ends: dict[Pass, list[tf.Tensor]] = {}
-        self._begins: dict[Pass, list[tf.Tensor]] = {}
-
-    def before_forward(self, stage: int, micro_batch: int) -> list[tf.Tensor]:
-        """Returns the tensors for which a stage waits before it begins a micro-batch."""
-        before = self._ends.get(Pass(stage, micro_batch - 1, False), [])
-        if self._name == "1f1b":
-            earlier = micro_batch - (self._num_stages - stage)
-            before = before + self._ends.get(Pass(stage, earlier, True), [])
-        return before
-
-    def before_backward(self, stage: int, micro_batch: int) -> list[tf.Tensor]:
-        """Returns the tensors for which a stage waits before a micro-batch's backward pass."""
-        before = self._ends.get(Pass(stage, micro_batch - 1, True), [])
-        if not before and self._name == "gpipe":
-            return self._ends.get(Pass(stage, self._num_micro_batches - 1, False), [])
-        return before
-
-    def begins(self, stage: int, micro_batch: int, back: bool, gate: tf.Tensor) -> None:
-        """Records a tensor with which a pass begins."""
-        self._begins.setdefault(Pass(stage, micro_batch, back), []).append(gate)
-
-    def has_gone_forward(self, stage: int, micro_batch: int, outputs: list[tf.Tensor]) -> None:
-        """Records the last outputs of a stage for a micro-batch."""
-        self._ends[Pass(stage, micro_batch, False)] = outputs
-
-    def has_gone_back(self, stage: int, micro_batch: int, gradients: list[tf.Tensor]) -> None:
-        """Records gradients that a stage computed for a micro-batch."""
-        self._ends.setdefault(Pass(stage, micro_batch, True), []).extend(gradients)
-
-    def connect(self) -> None:
-        """Makes each pass wait for the one before it on its device, in the interleaved order.
-
-        Called when all passes are traced, because a pass may wait for one that was traced later.
-        Nothing is added if an exchange of sums, or side effects in both passes, need another order.
-        """
-        if self._name != "interleaved" or not self._begins:
-            return
-        planned = sequences(
-            self._name, self._num_stages, self._num_micro_batches, self._num_devices
-        )
-        added: list[tuple[list[tf.Operation], list[tf.Tensor]]] = []
-        for sequence in planned:
-            traced = [own for own in sequence if own in self._ends]
-            for before, after in itertools.pairwise(traced):
-                gates = [gate.op for gate in self._begins.get(after, [])]
-                added.append((gates, self._ends[before]))
-        if not _is_circular(added):
-            for gates, ends in added:
-                run_after(gates, ends)
-
-    def turns(self) -> dict[Pass, list[tf.Tensor]]:
-        """Returns the last tensors of each turn, by stage, micro-batch and whether backward."""
-        return self._ends
-
-
-def _is_circular(added: Sequence[tuple[list[tf.Operation], list[tf.Tensor]]]) -> bool:
-    """Returns whether operations would wait for each other if they waited for more tensors."""
-    graph = tf.compat.v1.get_default_graph()
-    before = {
-        operation: [*(t.op for t in operation.inputs), *operation.control_inputs]
-        for operation in graph.get_operations()
-    }
-    for operation, earlier in in_order_of_effects(graph).items():
-        before[operation] += earlier
-    for gates, ends in added:
-        for gate in gates:
-            before[gate] += [end.op for end in ends]
-    try:
-        graphlib.TopologicalSorter(before).prepare()
-    except graphlib.CycleError:
-        return True
-    return False
+    kind: Kind
 
 
 def micro_batches_in_memory(
@@ -135,15 +42,37 @@ def micro_batches_in_memory(
         num_stages: The number of stages.
         num_micro_batches: Micro-batches per batch.
         order: `"gpipe"`: all of them; `"1f1b"`: as many as there are stages from it to the end;
-            `"interleaved"`: more of them in early stages.
+            `"interleaved"`: more of them in early stages; `"zb"`: as many as there are stages, and
+            one more except in the first stage.
         num_devices: As for `sequences`.
     """
     most, kept = [0] * num_stages, [0] * num_stages
     for sequence in sequences(order, num_stages, num_micro_batches, num_devices):
         for own in sequence:
-            kept[own.stage] += -1 if own.back else 1
+            last = "weights" if is_split(order, own.stage) else "backward"
+            kept[own.stage] += (own.kind == "forward") - (own.kind == last)
             most[own.stage] = max(most[own.stage], kept[own.stage])
     return most
+
+
+def is_split(order: str, stage: int) -> bool:
+    """Returns whether the gradients of a stage's weights are a pass of their own.
+
+    For the first stage's gradients no other stage waits: its backward pass is not split.
+    """
+    return order == "zb" and stage > 0
+
+
+def input_of(own: Pass, num_stages: int) -> Pass | None:
+    """Returns the pass that computes the input of a pass; None: its input is data."""
+    stage, number, kind = own
+    if kind == "weights":
+        return Pass(stage, number, "backward")
+    if kind == "forward":
+        return Pass(stage - 1, number, kind) if stage else None
+    if stage == num_stages - 1:
+        return Pass(stage, number, "forward")
+    return Pass(stage + 1, number, kind)
 
 
 def device_of(stage: int, num_devices: int) -> int:
@@ -151,12 +80,17 @@ def device_of(stage: int, num_devices: int) -> int:
     return stage % num_devices
 
 
+_COLOURS: dict[Kind, str] = {
+    "forward": "tab:blue", "backward": "tab:orange", "weights": "tab:green",
+}  # fmt: skip
+
+
 class Turn(NamedTuple):
     """A stage computes one micro-batch; times are relative to a step on one device."""
 
     stage: int
     micro_batch: int
-    back: bool
+    kind: Kind
     begin: float
     end: float
 
@@ -166,30 +100,27 @@ def turns(
 ) -> list[Turn]:
     """Returns the turns of a step, where a backward pass takes twice as long as a forward pass.
 
+    Each part of a split backward pass takes as long as a forward pass.
+
     Args:
         shares: Each stage's share of the work.
         num_micro_batches: Micro-batches per batch.
         order: As for `sequences`.
         num_devices: As for `sequences`.
     """
-    last = len(shares) - 1
     left = sequences(order, len(shares), num_micro_batches, num_devices)
     done: dict[Pass, Turn] = {}
     free = [0.0] * len(left)
     while any(left):
         for device, own in enumerate(left):
             while own:
-                stage, number, back = own[0]
-                if back:
-                    needed = Pass(min(stage + 1, last), number, stage != last)
-                else:
-                    needed = Pass(stage - 1, number, False)
-                if needed.stage >= 0 and needed not in done:
+                needed = input_of(own[0], len(shares))
+                if needed is not None and needed not in done:
                     break
-                before = done[needed].end if needed in done else 0.0
-                begin = max(free[device], before)
-                length = shares[stage] / num_micro_batches * (2 / 3 if back else 1 / 3)
-                free[device] = begin + length
+                begin = max(free[device], done[needed].end if needed else 0.0)
+                stage, _, kind = own[0]
+                thirds = 2 if kind == "backward" and not is_split(order, stage) else 1
+                free[device] = begin + shares[stage] / num_micro_batches * thirds / 3
                 done[own[0]] = Turn(*own[0], begin, free[device])
                 own.pop(0)
     return sorted(done.values())
@@ -215,14 +146,16 @@ def draw_timeline(
     figure = Figure(figsize=(10, 1 + 0.6 * lines), layout="constrained")
     axes = figure.subplots()
     for turn in all_turns:
-        colour = "tab:orange" if turn.back else "tab:blue"
+        colour = _COLOURS[turn.kind]
         span = [(turn.begin, turn.end - turn.begin)]
         place = (device_of(turn.stage, lines) - 0.4, 0.8)
         axes.broken_barh(span, place, facecolor=colour, edgecolor="white")
     names = [" .. ".join(ends) for ends in stages.ends()]
     axes.set_yticks(range(lines), ["\n".join(names[line::lines]) for line in range(lines)])
     axes.invert_yaxis()
-    axes.set_xlabel("time relative to a step on one device (blue: forward, orange: backward)")
+    drawn = {turn.kind for turn in all_turns}
+    colours = ", ".join(f"{c[4:]}: {kind}" for kind, c in _COLOURS.items() if kind in drawn)
+    axes.set_xlabel(f"time relative to a step on one device ({colours})")
     best = 1 / max(turn.end for turn in all_turns)
     cost = "as measured" if stages.shares() else "stages of equal cost"
     axes.set_title(
@@ -237,7 +170,7 @@ def sequences(
     """Returns what each device computes, in order.
 
     Args:
-        order: `"gpipe"`, `"1f1b"` or `"interleaved"`.
+        order: `"gpipe"`, `"1f1b"`, `"interleaved"` or `"zb"`.
         num_stages: The number of stages.
         num_micro_batches: Micro-batches per batch.
         num_devices: The number of devices, which take the stages in turns; None: one for each.
@@ -252,14 +185,20 @@ def sequences(
     found = []
     for device in range(n):
         stages = [s for s in range(num_stages) if device_of(s, n) == device]
-        forward = [Pass(s, i, False) for numbers in rounds for s in stages for i in numbers]
-        back = [Pass(s, i, True) for numbers in rounds for s in stages[::-1] for i in numbers]
+        forward = [Pass(s, i, "forward") for numbers in rounds for s in stages for i in numbers]
+        back = [Pass(s, i, "backward") for nums in rounds for s in stages[::-1] for i in nums]
+        # The device delays them as long as others wait for its backward passes. After a backward
+        # pass, the next forward pass does not wait for them: the device has both in its queue.
+        weights: list[Pass | None] = [None] * device
+        if is_split(order, device):
+            weights += [Pass(device, i, "weights") for i in range(num_micro_batches)]
         # Forward passes before the first backward pass.
         ahead = {
             "gpipe": len(forward),
             "1f1b": n - device,
             "interleaved": 2 * (n - device - 1) + (len(stages) - 1) * n + 1,
+            "zb": n - device,
         }[order]
-        mixed = itertools.zip_longest(back, forward[ahead:])
-        found.append(forward[:ahead] + [own for pair in mixed for own in pair if own is not None])
+        mixed = itertools.zip_longest(back, forward[ahead:], weights)
+        found.append(forward[:ahead] + [own for some in mixed for own in some if own is not None])
     return found

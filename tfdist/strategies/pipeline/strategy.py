@@ -22,8 +22,9 @@ from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.pipeline import planning
 from tfdist.strategies.pipeline.bubble import MeasuredBubble
+from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.planning import StagePlanner
-from tfdist.strategies.pipeline.schedule import Order, device_of
+from tfdist.strategies.pipeline.schedule import device_of
 from tfdist.strategies.pipeline.stages import Stages
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
@@ -52,7 +53,7 @@ class Pipeline(Strategy):
         stages: The number of stages; None: the number of devices (twice as many if interleaved), or
             as `cut_at` implies.
         micro_batches: The number of micro-batches of a process's part of a batch.
-        order: `"gpipe"`, `"1f1b"` or `"interleaved"`: see `schedule`.
+        order: `"gpipe"`, `"1f1b"`, `"interleaved"` or `"zb"`: see `schedule`.
         cut_at: Names of the layers after which a stage ends, as a sequence or separated by commas;
             None: choose balanced stages.
         balance: What to balance over the stages: `"parameters"`; `"time"` of each layer as measured

@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.pipeline.schedule import Order
+from tfdist.strategies.pipeline.order import Order
+from tfdist.strategies.pipeline.schedule import Pass
 from tfdist.upstream.keras_model import mask_of, set_mask
 
 
@@ -82,15 +83,17 @@ class Tracing:
         number, last = self._micro_batch(), len(self._devices) - 1
         if number is None:
             raise RuntimeError("gradients are taken within a micro-batch")
-        with _placed(self._devices[last], self._order.before_backward(last, number)):
+        own = Pass(last, number, "backward")
+        with _placed(self._devices[last], [loss, *self._order.before(own)]):
             begin = tf.ones_like(loss)
-        self._order.begins(last, number, True, begin)
+        self._order.begins(own, begin)
         gradients = tf.gradients(loss, sources, begin)
         for place, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
             if gradient is not None:
                 is_weight = isinstance(source, tf.Variable)
                 stage = self._stages_of_weights.get(source.ref(), last) if is_weight else last
-                self._order.has_gone_back(stage, number, [self._added(place, gradient)])
+                total = self._added(place, gradient)
+                self._order.has_gone_back(stage, number, [total], of_weights=True)
         return gradients
 
     def sum_of(self, terms: Sequence[Any]) -> tf.Tensor | None:
@@ -132,30 +135,28 @@ class Tracing:
         return self._entered[key][0]
 
     def _gate(self, number: int, stage: int, source: int | None, tensor: tf.Tensor) -> tf.Tensor:
-        before = self._order.before_forward(stage, number)
-
         def forward(tensor: tf.Tensor) -> tf.Tensor:
-            with _placed(self._devices[stage], before):
-                gate = tf.identity(tensor)
-            self._order.begins(stage, number, False, gate)
-            return gate
+            return self._first_of(Pass(stage, number, "forward"), tensor)
 
         if source is None or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return forward(tensor)
 
         def back(gradient: tf.Tensor) -> tf.Tensor:
             self._order.has_gone_back(stage, number, [gradient])
-            before = self._order.before_backward(source, number)
-            with _placed(self._devices[source], before):
-                gate = tf.identity(gradient)
-            self._order.begins(source, number, True, gate)
-            return gate
+            return self._first_of(Pass(source, number, "backward"), gradient)
 
         @tf.custom_gradient
         def through(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
             return forward(tensor), back
 
         return through(tensor)
+
+    def _first_of(self, own: Pass, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor on the device of a pass, when the pass may begin."""
+        with _placed(self._devices[own.stage], self._order.before(own)):
+            gate = tf.identity(tensor)
+        self._order.begins(own, gate)
+        return gate
 
 
 @contextmanager
