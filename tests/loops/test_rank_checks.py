@@ -138,12 +138,21 @@ def with_loss_scale() -> keras.Model:
     return model
 
 
+def functional() -> keras.Model:
+    """A model with operations that are no layers: a mask and two sums."""
+    inputs = keras.Input((4,), dtype="int32")
+    embedded = keras.layers.Embedding(5, 3, mask_zero=True)(inputs)
+    inner = keras.Model(inputs, keras.layers.GlobalAveragePooling1D()(embedded) + 1.0)
+    return compiled(keras.Model(inputs, inner(inputs) + 1.0))
+
+
 ALIKE: dict[str, Callable[[], keras.Model]] = {
     "sequential": build,
     "custom loss": functools.partial(build, loss=squared),
     "lambda": dense(lambda x: x),
     "custom layer": building(lambda: [keras.Input((4,)), Twice()]),
     "custom model": lambda: compiled(CustomModel("relu")),
+    "functional": functional,
     "not built": building(lambda: [keras.layers.Dense(1)]),
     "several metrics": functools.partial(build, metrics=["mae", keras.metrics.MeanSquaredError()]),
     "loss scale": with_loss_scale,

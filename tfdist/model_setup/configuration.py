@@ -47,7 +47,7 @@ def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
     found = {f"version of {name}": known[name] for name in _PACKAGES if name in known}
     found[_PYTHON] = ".".join(platform.python_version_tuple()[:2])
     found |= {name: str(value) for name, value in options.items()}
-    plain = functools.partial(_plain, names=_numbers_of_layers(model))
+    plain = functools.partial(_plain, names=_numbers_of_operations(model))
     found |= _settings("model", plain(_architecture(model)))
     if model.compiled:
         arguments = dict(keras_model.compile_config(model).config)
@@ -94,10 +94,16 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, str(value)
 
 
-def _numbers_of_layers(model: keras.Model) -> dict[str, str]:
-    """Returns a text for the name of each layer that is the same in every process."""
-    layers = keras_model.flatten_layers(model)
-    return {layer.name: f"layer {number}" for number, layer in enumerate(layers)}
+def _numbers_of_operations(model: keras.Model) -> dict[str, str]:
+    """Returns a text for the name of each operation that is the same in every process.
+
+    A functional model also has operations that are no layers, such as the sum in `x + y`.
+    """
+    names: dict[str, None] = {}
+    for layer in keras_model.flatten_layers(model):
+        own = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
+        names |= dict.fromkeys(operation.name for operation in (layer, *own))
+    return {name: f"operation {number}" for number, name in enumerate(names)}
 
 
 def _architecture(model: keras.Model) -> Any:
@@ -111,7 +117,7 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
 
     Args:
         value: A configuration of Keras, or an argument of `compile`.
-        names: The texts that replace names of layers.
+        names: The texts that replace names of operations.
     """
     plain = functools.partial(_plain, names=names)
     if value is None or isinstance(value, (bool, int, float)):
