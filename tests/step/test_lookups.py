@@ -17,6 +17,8 @@ from tests.support.case import compiled
 from tests.support.data import tokens
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.lookups import Lookups
+from tfdist.step.state import copied
+from tfdist.upstream.tensorflow_graphs import constant_value
 
 DATA = tokens()
 
@@ -147,3 +149,16 @@ def test_lookups_of_compute_loss_train_as_on_one_device(is_shared: bool) -> None
     found = engines.tfdist(program, "mirrored", 2)
     differences = compare(found, engines.plain(program, eagerly=True), program)
     assert not differences, "\n".join(map(str, differences))
+
+
+def test_constant_rows_of_the_full_batch_are_sent_when_the_step_runs() -> None:
+    """TensorFlow would gather constants while it optimizes the graph, on one of the ranks only."""
+
+    def sent(num_rows: tf.Tensor) -> tf.Tensor:
+        slices = tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]), tf.constant([4, 3]))
+        return copied(slices, zero=tf.minimum(num_rows, 0)).indices
+
+    function = tf.function(sent, autograph=False)
+    graph = function.get_concrete_function(tf.TensorSpec([], tf.int32)).graph
+    assert constant_value(graph.outputs[0]) is None
+    assert function(tf.constant(5)).numpy().tolist() == [0, 1]

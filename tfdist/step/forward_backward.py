@@ -81,7 +81,8 @@ class ReplicaOutputs(NamedTuple):
             # Every zero differs: TensorFlow merges two equal all-reduces into one, and Horovod
             # would wait for the other.
             zeros = functools.partial(zeros_beside, zero=zero * (i + 1))
-            gradients[i] = each_piece(copied if counts else zeros, gradient)
+            own = functools.partial(copied, zero=zero)
+            gradients[i] = each_piece(own if counts else zeros, gradient)
         state, metrics = self.state.reduced_floats(), self.metrics.reduced_floats()
         if not counts:
             state, metrics = state.zeros(zero), metrics.zeros(zero)

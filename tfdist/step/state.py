@@ -201,9 +201,19 @@ def zeros_beside(value: Any, zero: int | tf.Tensor) -> Any:
         return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))
 
 
-def copied(value: Any) -> Any:
-    """Returns a dense tensor or `tf.IndexedSlices` by an identity operation on its device."""
+def copied(value: Any, zero: int | tf.Tensor) -> Any:
+    """Returns a dense tensor or `tf.IndexedSlices` by an identity operation on its device.
+
+    Args:
+        value: The dense tensor or the slices.
+        zero: The number 0, int32. If it is a tensor of unknown value, the indices are not constant.
+            TensorFlow would gather constants while it optimizes the graph, which the other ranks,
+            whose slices have no rows, do not.
+    """
     with tf.device(value.device):
+        if isinstance(value, tf.IndexedSlices):
+            indices = value.indices + tf.cast(zero, value.indices.dtype)
+            return tf.IndexedSlices(tf.identity(value.values), indices, value.dense_shape)
         return tf.identity(value)
 
 
