@@ -146,6 +146,14 @@ def functional() -> keras.Model:
     return compiled(keras.Model(inputs, inner(inputs) + 1.0))
 
 
+def with_optimizer_map() -> keras.Model:
+    """A model whose optimizer names variables by their paths."""
+    model = mlp()
+    optimizers = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+    optimizers[model.trainable_variables[0].path] = keras.optimizers.SGD(0.2)
+    return compiled(model, keras.optimizers.MultiOptimizer(optimizers))
+
+
 ALIKE: dict[str, Callable[[], keras.Model]] = {
     "sequential": build,
     "custom loss": functools.partial(build, loss=squared),
@@ -156,6 +164,7 @@ ALIKE: dict[str, Callable[[], keras.Model]] = {
     "not built": building(lambda: [keras.layers.Dense(1)]),
     "several metrics": functools.partial(build, metrics=["mae", keras.metrics.MeanSquaredError()]),
     "loss scale": with_loss_scale,
+    "optimizer map": with_optimizer_map,
     "schedule": lambda: build(
         keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9))
     ),

@@ -122,13 +122,13 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
     plain = functools.partial(_plain, names=names)
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    if isinstance(value, str):
-        return names.get(value, value)
+    if isinstance(value, str):  # also the path of a variable
+        return "/".join(names.get(part, part) for part in value.split("/"))
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # serialized with the path of its file
             return "lambda"
         plain_values = {key: plain(nested) for key, nested in value.items() if key not in _IGNORED}
-        return {names.get(str(key), str(key)): nested for key, nested in plain_values.items()}
+        return {plain(str(key)): nested for key, nested in plain_values.items()}
     if isinstance(value, (list, tuple)):
         is_long = len(value) > _LONG_LIST
         return _digest(repr(value).encode()) if is_long else [plain(nested) for nested in value]
