@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+import tfdist
 from tests.recipes.small import SMALL
 from tfdist.run import flags, from_config, recipe
 from tfdist.run.effect import Watched
@@ -50,8 +51,19 @@ def is_finite(history: dict[str, Any]) -> bool:
 
 
 def create_training(data_dir: str) -> Any:
-    """Runs in a worker of Horovod: returns a function that trains a recipe, given its name."""
+    """Runs in a worker of Horovod: returns a function that trains a recipe, given its name.
+
+    The chief also makes a second model after each training, so that Keras then numbers the names of
+    layers and operations differently on each rank.
+    """
     from tfdist import strategies
 
     strategies.create("horovod")  # before anything starts TensorFlow
-    return lambda name: two_steps(name, "horovod", 1, data_dir).model.history.history
+
+    def train(name: str) -> Any:
+        model = two_steps(name, "horovod", 1, data_dir).model
+        if tfdist.is_chief():
+            keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model))
+        return model.history.history
+
+    return train
