@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -59,10 +60,8 @@ def test_measured_bubble_of_a_planned_schedule_is_the_planned_one(
 
 
 def test_bubble_is_unknown_if_the_start_of_a_step_is() -> None:
-    traced, measured = (
-        traced_order({Pass(0, 0, "backward"): [tf.constant(1.0)]}),
-        MeasuredBubble(1, 1),
-    )
+    traced = traced_order({Pass(0, 0, "backward"): [tf.constant(1.0)]})
+    measured = MeasuredBubble(1, 1)
     measured.prepare()
     measured.note([], traced)
     assert measured.share() is None
@@ -86,11 +85,10 @@ def test_deterministic_ops_use_the_host_clock(
         monkeypatch.setattr(module, "computes_in_one_order", lambda: True)
     monkeypatch.delattr(tf, "timestamp")  # not allowed with deterministic ops
     read = create_autospec(time.monotonic, side_effect=itertools.count(1.0))
-    monkeypatch.setattr(clock.time, "monotonic", read)
-    traced, measured = (
-        traced_order({Pass(0, 0, "backward"): [tf.constant(1.0)]}),
-        MeasuredBubble(1, 1),
-    )
+    # Not in the module `time` itself, which other threads use as well.
+    monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=read))
+    traced = traced_order({Pass(0, 0, "backward"): [tf.constant(1.0)]})
+    measured = MeasuredBubble(1, 1)
     measured.prepare()
     tf.function(lambda: measured.note([tf.constant(0.0)], traced))()
     assert read.call_count == 2  # at the beginning and at the end
