@@ -44,16 +44,20 @@ def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
             values, rows = tf.identity(values, name="own_values"), tf.identity(rows, name="own")
         slices = tf.IndexedSlices(values, rows, tf.constant([4, 1]))
         large = tf.ones([3, 1 << 18]) * tf.cast(rank + 1, tf.float32)
-        sums = group.all_reduce([vector(rank, 3), vector(rank, 2, tf.int32), slices, large])
         sizes = shard_sizes(5, group.size)
-        with tf.device("CPU:0"):
+        # Keras may number the names of layers differently.
+        with tf.name_scope(f"layer_{group.rank}"), tf.device("CPU:0"):
+            sums = group.all_reduce([vector(rank, 3), vector(rank, 2, tf.int32), slices, large])
             whole = group.all_gather(vector(rank, sizes[group.rank]), sizes, "in_graph")
+            part = group.reduce_scatter([vector(rank, 5)])[0]
+            first = group.broadcast_tensor(vector(rank, 2))
         return {
             "sums": sums[:2],
             "slices": tf.math.unsorted_segment_sum(sums[2].values, sums[2].indices, 4)[:, 0],
             "large": tf.reduce_mean(sums[3]),
             "whole": whole,
-            "shard": group.reduce_scatter([vector(rank, 5)])[0],
+            "shard": part,
+            "first": first,
         }
 
     def ask() -> dict[str, Any]:
@@ -98,6 +102,7 @@ EXPECTED = {
     "slices": [1.0, 3.0, 3.0, 0.0],
     "large": 3.0,
     "whole": [0.0, 1.0, 2.0, 1.0, 2.0],
+    "first": [0.0, 1.0],
     "again": [0.0, 1.0, 2.0, 1.0, 2.0],
     "eager": [[1.0, 3.0, 5.0], [1.0, 3.0]],
     "eager whole": [0.0, 1.0, 2.0, 1.0, 2.0],

@@ -29,6 +29,10 @@ from tfdist.watchdog import start_up
 #: Horovod's variable that turns off the fusion of tensor groups, which depends on when they arrive.
 _DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
 
+#: A name scope that begins at the root of a graph. Horovod matches tensors by the names of its
+#: operations, and Keras may number the layers in whose scopes these are differently on each rank.
+_SCOPE = "tfdist/"
+
 #: Addresses at which other ranks respond (`liveness`); empty with MPI.
 _others: dict[int, str] = {}
 
@@ -75,7 +79,8 @@ class HorovodGroup(ProcessGroup):
             sent = tf.bitcast(tensor, tf.uint16)
         else:  # Horovod does not support all integer dtypes
             sent = tensor if tensor.dtype.is_floating else tf.cast(tensor, tf.int64)
-        received = self._hvd.broadcast(sent, root, name="tfdist_broadcast")
+        with tf.name_scope(_SCOPE):
+            received = self._hvd.broadcast(sent, root, name="tfdist_broadcast")
         if tensor.dtype == tf.bfloat16:
             return tf.bitcast(received, tf.bfloat16)
         return tf.cast(received, tensor.dtype)
@@ -108,23 +113,24 @@ class HorovodGroup(ProcessGroup):
             return []
         # Horovod does not support bfloat16.
         known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        known = _named_alike(known, name)
         traffic.note(name, known)
-        sums = operation(known, op=self._hvd.Sum)
+        with tf.name_scope(_SCOPE):
+            sums = operation(_named(known, name), op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def _gather_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        own = _named_alike([slices.values, slices.indices], "all-gather")
-        values, indices = map(self._hvd.allgather, own)
+        with tf.name_scope(_SCOPE):
+            own = _named([slices.values, slices.indices], "all-gather")
+            values, indices = map(self._hvd.allgather, own)
         traffic.note("all-gather", [values, indices])
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _named_alike(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-    """Returns tensors of the same names on all ranks, by which Horovod matches them.
+def _named(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    """Returns tensors with a name within `_SCOPE`.
 
-    Names of layers may differ between ranks, and in full-batch mode only one rank sends what it
-    computes, the others zeros.
+    In full-batch mode only one rank sends what it computes and the others zeros, so their
+    operations have different names.
     """
     return [tf.identity(tensor, name=name) for tensor in tensors]
 
