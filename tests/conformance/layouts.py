@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfdist.cluster import is_chief
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.strategies import STRATEGIES
@@ -180,6 +181,8 @@ def training(strategy: str, num_devices: int) -> Callable[[str, int, str, str], 
     def train(strategy: str, num_devices: int, name: str, folder: str) -> Result:
         if name in PROGRAMS:
             return program_engines.tfdist(PROGRAMS[name], strategy, num_devices, folder)
+        if is_chief():
+            CASES[name].build()  # so that Keras numbers names differently on each rank
         return engines.tfdist(CASES[name], strategy, num_devices)
 
     return train
