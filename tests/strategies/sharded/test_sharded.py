@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from tests.support.training import (
     momentum,
 )
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.groups.base import LocalGroup
+from tfdist.groups.base import LocalGroup, shard_sizes
 from tfdist.strategies.sharded import plan
+from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
@@ -184,6 +186,15 @@ def test_sparse_gradient_of_a_sharded_table_keeps_its_slices() -> None:
         runner.fit(IDS, LABELS, batch_size=5, shuffle=False, verbose=0)
     assert isinstance(trainer.model.trainable_variables[0], ShardedVariable)
     assert_close(trainer.model.get_weights(), alone.get_weights())
+
+
+def test_slices_of_a_table_with_more_elements_than_int32_counts_reach_their_shard() -> None:
+    shape, last = [1 << 22, 1025], (1 << 22) - 1
+    slices = tf.IndexedSlices(tf.ones([1, 1025]), tf.constant([last]), tf.constant(shape))
+    *_, size = shard_sizes(math.prod(shape), 4)
+    parts = OverDevices(4).cut(slices)
+    assert [part.indices.shape[0] for part in parts] == [0, 0, 0, 1025]
+    assert int(parts[-1].indices[-1]) == size - 1
 
 
 class _OrderedGroup(LocalGroup):

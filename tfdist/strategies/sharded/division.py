@@ -121,8 +121,8 @@ def _slices_of_shards(
         begin: The position of the first shard in the flattened variable.
         sizes: The number of elements of each shard.
     """
-    indices = slices.indices
-    width = tf.constant(slices.shape[1:].num_elements(), indices.dtype)
+    indices = tf.cast(slices.indices, tf.int64)  # a table may have more elements than int32 counts
+    width = tf.constant(slices.shape[1:].num_elements(), tf.int64)
     places = tf.reshape(indices[:, None] * width + tf.range(width), [-1])
     values, found = tf.reshape(slices.values, [-1]), []
     for size in sizes:
