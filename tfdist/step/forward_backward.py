@@ -74,14 +74,13 @@ class ReplicaOutputs(NamedTuple):
             counts: Whether this replica's results count.
             zero: The number 0, int32.
         """
-        gradients = {}
+        gradients, own = {}, functools.partial(copied, zero=zero)
         # Buckets follow the order of the operations that compute the gradients, which has to be
         # the same on all replicas.
         for i, gradient in self.gradients.items():
             # Every zero differs: TensorFlow merges two equal all-reduces into one, and Horovod
             # would wait for the other.
             zeros = functools.partial(zeros_beside, zero=zero * (i + 1))
-            own = functools.partial(copied, zero=zero)
             gradients[i] = each_piece(own if counts else zeros, gradient)
         state, metrics = self.state.reduced_floats(), self.metrics.reduced_floats()
         if not counts:

@@ -104,16 +104,12 @@ def _size(op: Any, values: Values) -> Dependence | list[Dependence]:
     return shapes.RULES["Size"](op, values)
 
 
-def _packed(op: Any, values: Values) -> Dependence | list[Dependence]:
-    if values[0].kind is Kind.SELECTED_SIZES:
-        return _sizes(op, values)
-    return shapes.RULES["Pack"](op, values)
-
-
-def _concatenated(op: Any, values: Values) -> Dependence | list[Dependence]:
-    if values[0].kind is Kind.SELECTED_SIZES:
-        return _sizes(op, values)
-    return shapes.RULES["ConcatV2"](op, values)
+def _joined(kind: str) -> Rule:
+    """Returns the rule of `Pack` or `ConcatV2`, which also join numbers to a vector of sizes."""
+    other = shapes.RULES[kind]
+    return lambda op, values: (
+        _sizes(op, values) if values[0].kind is Kind.SELECTED_SIZES else other(op, values)
+    )
 
 
 def _sizes(op: Any, values: Values) -> Dependence:
@@ -181,8 +177,8 @@ def _reshaped(op: Any, values: Values) -> Dependence | list[Dependence]:
 RULES: dict[str, Rule] = {
     "Range": _range, "Greater": _greater, "SelectV2": _selected,
     "GatherV2": given_plain(_gathered, 2), "Transpose": _transposed, "Reshape": _reshaped,
-    "DynamicPartition": _partitioned, "DynamicStitch": _stitched, "Size": _size, "Pack": _packed,
-    "ConcatV2": _concatenated, "Tile": _tiled,
+    "DynamicPartition": _partitioned, "DynamicStitch": _stitched, "Size": _size,
+    "Pack": _joined("Pack"), "ConcatV2": _joined("ConcatV2"), "Tile": _tiled,
 }  # fmt: skip
 
 #: Operations whose rules know places, and whether there are several.
