@@ -67,6 +67,16 @@ def test_bubble_is_unknown_if_the_start_of_a_step_is() -> None:
     assert measured.share() is None
 
 
+def test_begin_that_is_read_late_makes_no_negative_bubble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubble, "_time_of", lambda tensors: tensors[-1])
+    passes = {Pass(0, 0, "forward"): 1.0, Pass(0, 0, "backward"): 3.0}
+    traced = traced_order({own: [tf.constant(end, tf.float64)] for own, end in passes.items()})
+    measured = MeasuredBubble(1, 1)
+    measured.prepare()
+    measured.note([tf.constant(2.0, tf.float64)], traced)
+    assert measured.share() == 0
+
+
 def test_summary_reports_the_bubble_of_training_only() -> None:
     strategy = Pipeline(2, micro_batches=2)
     trainer = Trainer(build, strategy)
