@@ -12,6 +12,7 @@ import pytest
 
 import tfdist
 from tests.support import ROOT
+from tests.support.packages import require_horovod
 
 #: A command or function that a message tells the user to run or call.
 _MENTIONED = re.compile(r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\(")
@@ -50,5 +51,5 @@ def test_mentioned_function_exists(path: str) -> None:
     first = path.split(".")[1]
     assert first in (*tfdist.__all__, *tfdist._MODULES)
     if first == "horovod":
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
+        require_horovod()
     assert callable(pkgutil.resolve_name(path))

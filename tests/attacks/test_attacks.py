@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.attacks import table
+from tests.support.packages import needs_horovod
 
 
 @pytest.mark.processes
 @pytest.mark.long
-@pytest.mark.parametrize("strategy", ["multi_worker", "horovod"])
+@pytest.mark.parametrize("strategy", ["multi_worker", pytest.param("horovod", marks=needs_horovod)])
 def test_a_worker_that_does_something_else_is_reported(strategy: str) -> None:
-    if strategy == "horovod":
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     rows = list(table.of_workers(strategy))
     assert [row for row in rows if not row.passed] == []
 

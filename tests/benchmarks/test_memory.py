@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import memory, memory_limit
+from tests.support.packages import needs_horovod
 from tests.support.training import TOLERANCE
 
 
@@ -20,10 +21,11 @@ def test_expected_bytes_are_those_of_zero() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("contender", ["sharded parameters", "sharded parameters, processes"])
+@pytest.mark.parametrize(
+    "contender",
+    ["sharded parameters", pytest.param("sharded parameters, processes", marks=needs_horovod)],
+)
 def test_shards_are_counted_on_their_devices(contender: str) -> None:
-    if memory.CONTENDERS[contender].in_processes:
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     measured = memory.measure(contender, 131_072, 2, 2)
     scalars = 8 + 4  # the count of steps and the learning rate
     assert measured["largest"] == measured["expected_rest"] // 2 + scalars
@@ -35,8 +37,8 @@ def test_shards_are_counted_on_their_devices(contender: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.processes
+@needs_horovod
 def test_network_that_does_not_fit_trains_sharded() -> None:
-    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     # 2.6 million weights: 30 MB of them and of Adam's moments, and 10 more of gradients.
     free, whole, sharded = memory_limit.compare(2_600_000, 10, 2, 30)
     assert not free["error"]

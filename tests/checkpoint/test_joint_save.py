@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from pipelines import object_store, storage
 from tests.checkpoint.joint_kills import num_unlisted
+from tests.support.packages import require_obstore
 from tfdist.checkpoint import joint_save, manifest
 from tfdist.checkpoint.joint_save import JointSave, target_at
 from tfdist.checkpoint.locations import store_at
@@ -39,7 +40,7 @@ def folder(
         (tmp_path / "checkpoints").mkdir()
         yield str(tmp_path / "checkpoints")
         return
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     object_store.store_of.cache_clear()
     yield "memory://bucket/checkpoints"
     object_store.store_of.cache_clear()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 
 import pytest
 
+from tests.support.packages import needs_mpi
 from tests.support.starting import ENVIRON, run
 from tfdist.cluster import Cluster, exchange_addresses
 from tfdist.errors import ClusterError
@@ -20,7 +20,7 @@ print(me.rank, me.size, me.local_rank, me.local_size, ",".join(me.addresses))
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
+@needs_mpi
 def test_ranks_under_mpirun_find_each_other() -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
     mpirun = ("mpirun", "--oversubscribe", "-np", "2")

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.support.packages import needs_horovod
 from tfdist.cluster import liveness
 from tfdist.cluster.liveness import roll_call, silent
 from tfdist.cluster.networks import reserved_ports
@@ -15,7 +16,7 @@ from tfdist.errors import ClusterError
 from tfdist.launcher import horovod
 from tfdist.launcher.plan import LOCAL, slots
 
-pytestmark = pytest.mark.skipif(not horovod.installed(), reason="no Horovod: make horovod")
+pytestmark = needs_horovod
 
 
 @pytest.fixture

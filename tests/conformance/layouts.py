@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tests.support.packages import require_horovod
 from tfdist.cluster import is_chief
 from tfdist.errors import LaunchError, TfdistError
 from tfdist.launcher.worker_pool import WorkerPool
@@ -46,7 +47,8 @@ class Layout:
     def needs_horovod(self) -> bool:
         """Whether Horovod connects the processes."""
         name, _, variant = self.strategy.partition(" ")
-        return STRATEGIES[name].by_horovod and not variant.endswith("over TensorFlow")
+        by_horovod = STRATEGIES[name].by_horovod
+        return bool(self.via) and by_horovod and not variant.endswith("over TensorFlow")
 
     @property
     def processes(self) -> str:
@@ -125,7 +127,8 @@ class Answer:
 class AnsweringPool(WorkerPool):
     """Workers that survive an error: they answer with its traceback and keep running.
 
-    `ask` returns the `Answer` of each.
+    `ask` returns the `Answer` of each. The running test is skipped if they need Horovod and it is
+    not installed.
 
     Args:
         layout: Layout of the processes.
@@ -136,6 +139,8 @@ class AnsweringPool(WorkerPool):
     def __init__(
         self, layout: Layout, make_handler: Callable[..., Callable[..., Any]], *arguments: Any
     ) -> None:
+        if layout.needs_horovod:
+            require_horovod()
         self.layout = layout
         super().__init__(
             _catching_errors, make_handler, *arguments,

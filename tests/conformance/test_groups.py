@@ -38,9 +38,6 @@ def group_of() -> Iterator[Callable[[Layout], Group]]:
     running: list[Group] = []
 
     def get(layout: Layout) -> Group:
-        if layout.needs_horovod:
-            reason = "Horovod is not installed: make horovod"
-            pytest.importorskip("horovod.tensorflow", reason=reason)
         if not running or running[0].layout.processes != layout.processes:
             while running:
                 running.pop().stop()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.examples import images
 from tests.support import ROOT
+from tests.support.packages import needs_horovod
 from tests.support.starting import ENVIRON, run
 
 pytestmark = pytest.mark.processes
@@ -33,6 +34,7 @@ def output_of(*command: str, cwd: Path = ROOT) -> str:
     return done.stdout + done.stderr
 
 
+@needs_horovod
 @pytest.mark.parametrize(
     "launcher",
     # horovodrun starts workers in tests/launcher and tests/processes
@@ -41,7 +43,6 @@ def output_of(*command: str, cwd: Path = ROOT) -> str:
 )
 def test_horovod_trains_over_two_processes(launcher: list[str], tmp_path: Path) -> None:
     """Both ranks print one accuracy, and plain Keras loads the trained model."""
-    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     path = tmp_path / "m.keras"
     output = output_of(*launcher, sys.executable, "tests/examples/horovod_mnist.py", str(path))
     printed = re.findall(r"rank (\d) of 2: accuracy ([\d.]+)", output)

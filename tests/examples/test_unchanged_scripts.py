@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_examples import MPIRUN, output_of
+from tests.support.packages import needs_horovod
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, needs_horovod]
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LAUNCH = [sys.executable, "-m", "tfdist.launch", "--num-workers", "2"]
@@ -47,7 +48,6 @@ def metrics(command: list[str], folder: Path) -> list[str]:
     ],
 )
 def test_metrics_stay_the_same(name: str, forms: Sequence[str], tmp_path: Path) -> None:
-    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     plain = (SCRIPTS / f"{name}.py").read_text()
     expected = metrics([sys.executable, str(SCRIPTS / f"{name}.py")], tmp_path)
     assert len(expected) > 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from typing import Any
 
@@ -11,13 +10,10 @@ import pytest
 import tensorflow as tf
 
 from tests.gpu_paths import step_graph
+from tests.support.packages import needs_horovod
 from tfdist import strategies
 from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.strategies.multi_worker import MultiWorker
-
-NEEDS_HOROVOD = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod"
-)
 
 
 def unordered(graphs: step_graph.StepGraphs) -> list[tuple[str, str]]:
@@ -89,7 +85,7 @@ def _in_worker(name: str) -> Any:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "name", ["multi_worker", pytest.param("horovod", marks=[pytest.mark.long, NEEDS_HOROVOD])]
+    "name", ["multi_worker", pytest.param("horovod", marks=[pytest.mark.long, needs_horovod])]
 )
 def test_order_over_two_workers(name: str) -> None:
     """Horovod needs no order: it pairs operations by their names, which are unique in a graph."""

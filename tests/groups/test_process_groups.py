@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,14 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support.packages import needs_horovod
 from tfdist.errors import ClusterError, DataError, MissingError, TfdistError
 from tfdist.groups.agreement import check_values, from_rank0
 from tfdist.groups.base import LocalGroup, ProcessGroup, shard_sizes
 from tfdist.launcher.worker_pool import WorkerPool
-
-NEEDS_HOROVOD = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod"
-)
 
 
 def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
@@ -119,7 +115,7 @@ EXPECTED = {
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("kind", [pytest.param("horovod", marks=NEEDS_HOROVOD), "tensorflow"])
+@pytest.mark.parametrize("kind", [pytest.param("horovod", marks=needs_horovod), "tensorflow"])
 def test_two_processes_exchange_every_kind_of_value(kind: str) -> None:
     with WorkerPool(exchanges, kind, num_workers=2) as pool:
         first, second = pool.ask()

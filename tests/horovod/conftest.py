@@ -27,7 +27,6 @@ def _programs() -> Callable[[str], Any]:
 @pytest.fixture(scope="module")  # idle ranks use CPU time
 def run() -> Iterator[Run]:
     """Returns a function that runs a program of `tests.horovod.programs` on each rank."""
-    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(Layout("horovod", 2, via="mpirun"), _programs) as pool:
         yield lambda program: values_of(pool.ask(program))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import sys
 import urllib.request
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.packages import needs_horovod, needs_mpi
 from tests.support.starting import launch
 from tfdist import cluster
 from tfdist.cluster import mpi_library
@@ -92,7 +92,7 @@ def test_mpirun_without_mpi_raises(monkeypatch: pytest.MonkeyPatch) -> None:
         mpirun.process(parsed("--via", "mpirun"))
 
 
-@pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
+@needs_mpi
 def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         "import os, pathlib, psutil, sys, time\n"
@@ -112,7 +112,7 @@ def test_lines_under_mpirun_begin_with_the_rank(tmp_path: Path) -> None:
     assert done.returncode == 5
 
 
-@pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
+@needs_horovod
 def test_horovodrun_starts_workers(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text("from tfdist import cluster; print('rank', cluster.rank(), 'of 2')")
@@ -130,7 +130,7 @@ def test_host_name_must_not_be_loopback(
         horovod.check_host_name()
 
 
-@pytest.mark.skipif(not horovod.installed(), reason="no Horovod")
+@needs_horovod
 def test_rendezvous_server_stores_values() -> None:
     slots = plan.slots({plan.LOCAL: 2})
     planned = plan.workers(["run"], slots)

@@ -27,8 +27,6 @@ Outcomes = Callable[[str], Any]
     ],
 )
 def outcomes(request: pytest.FixtureRequest) -> Iterator[Outcomes]:
-    if request.param == "horovod":
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(Layout(request.param, 2), agreement.answering, request.param) as pool:
         yield lambda scenario: values_of(pool.ask(scenario))[0]
 

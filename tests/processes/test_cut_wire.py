@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from benchmarks.hosts import Hosts
-from tests.processes.test_two_hosts import AS_ROOT, MPIRUN, needs_horovod, needs_mpi
+from tests.processes.test_two_hosts import AS_ROOT, MPIRUN
 from tests.support import ROOT
+from tests.support.packages import needs_horovod, needs_mpi
 from tests.support.starting import tf_config
 from tests.support.waiting import wait_for
 from tfdist.errors import PEER_LOST

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import sys
 
 import pytest
 
 from benchmarks.hosts import Hosts
 from tests.support import ROOT
+from tests.support.packages import needs_horovod, needs_mpi
 
 #: Open MPI would bind both ranks to the first core, which these hosts share. Its processes must
 #: not exit immediately: mpirun 5.0.11 hangs in one of 75 runs of `hostname`.
 MPIRUN = ["mpirun", "--bind-to", "none", "-H", "a:1,b:1"]
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod"
-)
-needs_mpi = pytest.mark.skipif(
-    shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin"
-)
 
 
 def connect(hosts: Hosts, host: str, address: str, port: int) -> str:

@@ -35,7 +35,6 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def pool(data_dir: str) -> Iterator[AnsweringPool]:
-    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(Layout("horovod", 2), running.create_training, data_dir) as pool:
         yield pool
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, Field
 
 from pipelines import storage
+from tests.support.packages import require_obstore
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.run import flags as command_line
@@ -55,7 +56,7 @@ def test_file_overrides_recipe(file: Path) -> None:
 
 
 def test_file_in_a_bucket(file: Path) -> None:
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     url = "memory://bucket/run/config.yaml"
     with pytest.raises(ConfigurationError, match=rf"--config {url}: No such object"):
         parse(f"--config={url}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 from tests.step.test_control_edges import traced_step
 from tests.support.graphs import ancestors
+from tests.support.packages import needs_horovod
 from tfdist import strategies
 from tfdist.errors import ConfigurationError
 from tfdist.launcher.worker_pool import WorkerPool
@@ -115,7 +115,7 @@ def _create_horovod_trace() -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
+@needs_horovod
 def test_horovod_buckets_wait_only_for_their_gradients() -> None:
     with WorkerPool(_create_horovod_trace) as pool:
         # A bucket waits for its own gradients and for those of earlier buckets that the rate limit
@@ -148,7 +148,7 @@ def _create_bucket_sums() -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod: make horovod")
+@needs_horovod
 def test_buckets_in_any_order_are_bitwise_identical() -> None:
     # With two ranks, the order of summation could not change the result.
     with WorkerPool(_create_bucket_sums, num_workers=3) as pool:

@@ -155,8 +155,6 @@ def test_remat_with_accumulation_and_mixed_precision(strategy: str, make: Any) -
     ids=str,
 )
 def test_remat_over_processes_matches_one_device(layout: Layout) -> None:
-    if layout.needs_horovod:
-        pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     with AnsweringPool(layout, create_training, layout.strategy, layout.num_devices) as pool:
         for make, options in (("blocks", WITH_MORE), ("text", {})):
             answers = [pool.ask(make, recompute, options) for recompute in ("all", "none")]

@@ -31,6 +31,7 @@ from typing import Literal
 import pytest
 
 from pipelines import object_store, storage
+from tests.support.packages import require_obstore
 
 #: What happens to a request: nothing, a status, a connection that is closed before or in the middle
 #: of the answer, or one that stays silent.
@@ -143,7 +144,7 @@ def require(program: str) -> None:
 
 def require_s3() -> None:
     """Skips a test, or the tests of a file, without the packages of the client or the server."""
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     pytest.importorskip("moto", reason="needs the S3 server of the extra 'dev'")
 
 

@@ -13,6 +13,7 @@ from pipelines import DataError, storage
 from pipelines.pack.__main__ import main as pack
 from pipelines.pack.packing import pack_dataset
 from pipelines.pack.parts import Part
+from tests.support.packages import require_obstore
 
 SOURCE = [f"line {i}\n" for i in range(100)]
 OPTIONS = ["--num-shards", "7", "--seed", "3", "--num-workers", "1"]
@@ -23,7 +24,7 @@ _numbers_of_folders = itertools.count()
 def dest(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "local":
         return str(tmp_path / "packed")
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     return f"memory://bucket/packed-{next(_numbers_of_folders)}"
 
 
@@ -86,7 +87,7 @@ def test_invalid_parts_are_rejected(
 
 
 def test_packing_to_a_url_at_once(source: str, tmp_path: Path) -> None:
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     url = f"memory://bucket/packed-{next(_numbers_of_folders)}"
     index = pack_dataset(source, url, num_shards=7, seed=3, num_workers=1)
     assert contents(url) == on_one_machine(source, tmp_path)

@@ -17,8 +17,9 @@ from pipelines.index.__main__ import main as index
 from pipelines.pack.__main__ import main as pack
 from tests.support import buckets, numbers, pictures
 from tests.support.opened import write_tar
+from tests.support.packages import require_obstore
 
-pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+require_obstore()
 _numbers_of_folders = itertools.count()
 
 

@@ -13,10 +13,12 @@ import pytest
 import tfdist
 from tests.processes import chief_callbacks
 from tests.strategies.sharded import scenarios
+from tests.support.packages import needs_horovod
 from tests.support.training import FIT, TOLERANCE, assert_close, momentum
 from tfdist.trainer import Trainer
 
 pytestmark = [
+    needs_horovod,
     pytest.mark.processes,
     pytest.mark.long,  # conformance with two processes tests the step itself
     pytest.mark.xdist_group("sharded-over-processes"),
@@ -38,7 +40,6 @@ def fit(folder: Path, epochs: int) -> Trainer:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
     """The results of both processes, from one start."""
-    pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed: make horovod")
     fit(folder, scenarios.EPOCHS[0])
     return tfdist.notebook_launch(functools.partial(scenarios.run, str(folder)), num_workers=2)
 
