@@ -1,4 +1,7 @@
-"""Set-up of every test process: logical CPU devices, test selection, leftover processes."""
+"""Set-up of every test process: logical CPU devices, test selection, leftover processes.
+
+Also the fixtures that tests of several folders share.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,18 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import selection, start_tensorflow_when_imported
+
+if TYPE_CHECKING:
+    from tests.support.buckets import Proxy
 
 # mpirun and horovodrun may be in the virtual environment, which is not always activated.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -111,3 +119,33 @@ def _is_of_this_run(process: psutil.Process) -> bool:
         return of_run and not helper and process != own and process not in own.parents()
     except psutil.Error:  # ended in the meantime, or belongs to another user
         return False
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server."""
+    from tests.support import buckets
+
+    buckets.require_s3()
+    with buckets.s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(s3_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the S3 server, as this process's endpoint, and a new cache folder."""
+    from tests.support import buckets
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with buckets.through_proxy(s3_server, monkeypatch) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def bucket(s3_server: str, proxy: Proxy, request: pytest.FixtureRequest) -> str:
+    """The URL of a bucket of this test."""
+    from tests.support import buckets
+
+    name = "".join(c for c in request.node.name if c.isalnum()).lower()[:60]
+    buckets.create_bucket(s3_server, name)
+    return f"s3://{name}"

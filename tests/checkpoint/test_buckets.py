@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,30 +20,12 @@ from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import Place, load
 from tfdist.errors import ConfigurationError
 
-buckets.require_s3()
-
 ROWS = 300_000  # of a variable; several parts of an upload
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with buckets.s3_server() as address:
-        yield address
-
-
 @pytest.fixture
-def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """An S3 server behind a proxy, as the environment's endpoint, and a cache folder."""
-    with buckets.through_proxy(server, monkeypatch) as proxy:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        yield proxy
-
-
-@pytest.fixture
-def url(server: str, proxy: Proxy, request: pytest.FixtureRequest) -> str:
-    name = "".join(c for c in request.node.name if c.isalnum()).lower()[:60]
-    buckets.create_bucket(server, name)
-    return f"s3://{name}/run/checkpoints"
+def url(bucket: str) -> str:
+    return f"{bucket}/run/checkpoints"
 
 
 def packed(number: int) -> Packed:

@@ -16,8 +16,7 @@ PAGE = "docs/s3.md"
 
 @pytest.mark.long
 @pytest.mark.processes
-def test_commands_run_in_their_order(tmp_path: Path) -> None:
-    buckets.require_s3()
+def test_commands_run_in_their_order(s3_server: str, tmp_path: Path) -> None:
     for split in ("train", "validation"):
         folder = tmp_path / "corpus" / split
         folder.mkdir(parents=True)
@@ -26,13 +25,12 @@ def test_commands_run_in_their_order(tmp_path: Path) -> None:
             (folder / f"{i}.txt").write_text("".join(lines[i::4]))
     shown = [one for one in commands() if one.page == PAGE]
     assert len(shown) >= 8
-    with buckets.s3_server() as address:
-        buckets.create_bucket(address, "bucket")
-        environment = os.environ | buckets.ENVIRONMENT
-        environment |= {"AWS_ENDPOINT_URL": address, "PYTHONPATH": str(ROOT)}
-        environment |= {"XDG_CACHE_HOME": str(tmp_path / "home")}
-        for one in shown:
-            small = ["--limit-steps=3"] if one.module == "tfdist.train" else []
-            if small and "--evaluate" not in one.arguments:
-                small.append("--warmup-epochs=0")
-            python("-m", one.module, *one.arguments, *small, cwd=tmp_path, env=environment)
+    buckets.create_bucket(s3_server, "bucket")
+    environment = os.environ | buckets.ENVIRONMENT
+    environment |= {"AWS_ENDPOINT_URL": s3_server, "PYTHONPATH": str(ROOT)}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    for one in shown:
+        small = ["--limit-steps=3"] if one.module == "tfdist.train" else []
+        if small and "--evaluate" not in one.arguments:
+            small.append("--warmup-epochs=0")
+        python("-m", one.module, *one.arguments, *small, cwd=tmp_path, env=environment)

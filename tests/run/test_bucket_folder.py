@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import keras
@@ -22,8 +22,6 @@ from tfdist.checkpoint import staging
 from tfdist.checkpoint.locations import store_at
 from tfdist.run import mirror
 from tfdist.runs import __main__ as runs
-
-buckets.require_s3()
 
 FLAGS = ["--recipe=recipes._template", "--strategy=one_device", "--verbose=0"]
 PATH = {"PYTHONPATH": str(ROOT)}  # added to the environment, which names the server by then
@@ -46,25 +44,10 @@ train.main(sys.argv[1:])
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    with buckets.s3_server() as address:
-        yield address
-
-
 @pytest.fixture
-def proxy(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def url(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    with buckets.through_proxy(server, monkeypatch) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def url(server: str, proxy: Proxy, request: pytest.FixtureRequest) -> str:
-    name = "".join(c for c in request.node.name if c.isalnum()).lower()[:60]
-    buckets.create_bucket(server, name)
-    return f"s3://{name}/runs"
+    return f"{bucket}/runs"
 
 
 def weights(file: Path) -> list[np.ndarray]:

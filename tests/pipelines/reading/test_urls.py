@@ -20,24 +20,23 @@ from pipelines.format import record_file
 from pipelines.show.__main__ import main as show
 from pipelines.verify.__main__ import main as verify
 from tests.support import buckets, numbers
+from tests.support.packages import require_obstore
 
 _numbers_of_folders = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def proxy() -> Iterator[buckets.Proxy]:
+def proxy(s3_server: str) -> Iterator[buckets.Proxy]:
     """A proxy before an S3 server that has the bucket `bucket`."""
-    buckets.require_s3()
-    with buckets.s3_server() as address, pytest.MonkeyPatch.context() as patch:
-        buckets.create_bucket(address, "bucket")
-        with buckets.through_proxy(address, patch) as proxy:
-            yield proxy
+    buckets.create_bucket(s3_server, "bucket")
+    with pytest.MonkeyPatch.context() as patch, buckets.through_proxy(s3_server, patch) as proxy:
+        yield proxy
 
 
 @pytest.fixture(params=["memory", "s3"])
 def root(request: pytest.FixtureRequest) -> str:
     """The URL of a folder that does not exist yet."""
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     if request.param == "s3":
         request.getfixturevalue("proxy").fault = lambda method, path: ""
     return f"{request.param}://bucket/folder-{next(_numbers_of_folders)}"
@@ -78,7 +77,7 @@ def test_order_equals_that_of_local_files(root: str, local: Path, options: dict[
 
 
 def test_mixture_equals_that_of_local_files(local: Path) -> None:
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
     buckets.upload(local, root)
 
@@ -147,7 +146,7 @@ def test_damage_is_skipped(root: str, local: Path, caplog: pytest.LogCaptureFixt
 
 def test_lost_connection_skips_no_records(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block with a corrupt record is read again, and that fails."""
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
     damage(local)
     buckets.upload(local, root)
@@ -226,7 +225,7 @@ def test_environment_variables_set_cache_and_read_ahead(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder of the cache is used, and serves the second epoch without the bucket."""
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     url = storage.RemotePath(f"memory://bucket/folder-{next(_numbers_of_folders)}")
     buckets.upload(local, str(url))
     monkeypatch.setenv("PIPELINES_CACHE_DIR", str(tmp_path / "cache"))
