@@ -7,7 +7,7 @@ the inferred reduction with the known one; the long test trains the model.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
+from tests.support.precision import computing_in
 from tfdist import strategies
 from tfdist.step.custom_step import trial
 from tfdist.step.custom_step.reductions import infer_reductions
@@ -119,13 +120,9 @@ CASES: dict[str, tuple[str, Callable[..., Any], Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _in_float64() -> Any:
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(floatx)
-    keras.config.set_dtype_policy(policy)
+def _in_float64() -> Iterator[None]:
+    with computing_in("float64"):
+        yield
 
 
 def build(name: str) -> keras.Model:

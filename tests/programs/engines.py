@@ -6,8 +6,7 @@ import dataclasses
 import functools
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import keras
 
 from tests.conformance import feeds
 from tests.conformance.engines import create_strategy, of_known_length
-from tests.conformance.results import Result, collect
+from tests.conformance.results import Result, collect, compare
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
+from tests.support.precision import computing_in
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def plain(program: Program, eagerly: bool = False) -> Result:
         program: The program.
         eagerly: Whether Keras traces no graphs, which takes a third of the time for a few steps.
     """
-    with _floatx(program.floatx):
+    with computing_in(program.floatx):
         model = program.build()
         if eagerly:
             model.run_eagerly = True
@@ -54,7 +54,7 @@ def tfdist(program: Program, strategy: str, num_replicas: int, folder: str = "")
     """
     from tfdist import Trainer
 
-    with _floatx(program.floatx):
+    with computing_in(program.floatx):
         return _run(
             program,
             Trainer(
@@ -65,6 +65,12 @@ def tfdist(program: Program, strategy: str, num_replicas: int, folder: str = "")
             ),
             folder,
         )
+
+
+def assert_equals_one_device(program: Program, eagerly: bool = False) -> None:
+    """Asserts that two mirrored replicas train a program to the results of `plain`."""
+    differences = compare(tfdist(program, "mirrored", 2), plain(program, eagerly), program)
+    assert not differences, "\n".join(map(str, differences))
 
 
 def _run(program: Program, runner: Any, folder: str = "") -> Result:
@@ -88,16 +94,3 @@ def _run(program: Program, runner: Any, folder: str = "") -> Result:
     result = collect(model, history, evaluation)
     predictions = {f"of predictions: {i}": v for i, v in enumerate(keras.tree.flatten(predicted))}
     return dataclasses.replace(result, weights=result.weights | predictions)
-
-
-@contextmanager
-def _floatx(name: str) -> Iterator[None]:
-    """Sets the dtype in which Keras computes."""
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx(name)
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(floatx)
-        keras.config.set_dtype_policy(policy)

@@ -78,14 +78,30 @@ def program(data: Data, **options: Any) -> Callable[[Build], Build]:
         if chosen["tolerance"] > (TOLERANCE if exact else 1.0) and not options.get("why"):
             raise ValueError(f"{name} has a wide tolerance: set `why` to the reason.")
         feature = (inspect.getdoc(build) or name).splitlines()[0].rstrip(".")
-
-        def seeded() -> keras.Model:
-            keras.utils.set_random_seed(1)
-            # Keras numbers the names of metrics and states throughout a process.
-            global_state.set_global_attribute("object_name_uids", None)
-            return build()
-
-        PROGRAMS[name] = Program(name, feature, seeded, data, family=family, **chosen)
+        PROGRAMS[name] = Program(name, feature, _seeded(build), data, family=family, **chosen)
         return build
 
     return register
+
+
+def unregistered(build: Build, data: Data, **options: Any) -> Program:
+    """Returns a program that only calls `fit`, and is not in `PROGRAMS`.
+
+    Args:
+        build: Returns the compiled model.
+        data: Rows to train on.
+        **options: The other fields of `Program`.
+    """
+    return Program("unregistered", "", _seeded(build), data, only_fit=True, **options)
+
+
+def _seeded(build: Build) -> Build:
+    """Returns a function that builds the same model at each call."""
+
+    def seeded() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        # Keras numbers the names of metrics and states throughout a process.
+        global_state.set_global_attribute("object_name_uids", None)
+        return build()
+
+    return seeded

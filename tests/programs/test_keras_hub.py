@@ -15,9 +15,8 @@ import pytest
 from keras import losses
 
 import tfdist
-from tests.conformance.results import compare
-from tests.programs import engines
-from tests.programs.program import TOLERANCE, Program
+from tests.programs.engines import assert_equals_one_device
+from tests.programs.program import TOLERANCE, Program, unregistered
 from tests.programs.rows import integers, normal
 from tests.support.data import Data
 
@@ -219,24 +218,16 @@ EXACT = ("ResNet",)
 
 def _program(name: str) -> Program:
     build, data = CASES[name]
-
-    def seeded() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        return build()
-
     floatx, tolerance = ("float64", TOLERANCE) if name in EXACT else ("float32", 1.0)
-    return Program(
-        name, name, seeded, data, family="keras-hub", floatx=floatx, tolerance=tolerance, epochs=1,
-        only_fit=True, sync_batch_norm=True,
-    )  # fmt: skip
+    return unregistered(
+        build, data, floatx=floatx, tolerance=tolerance, epochs=1, sync_batch_norm=True
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_device(name: str) -> None:
-    program = _program(name)
-    differences = compare(engines.tfdist(program, "mirrored", 2), engines.plain(program), program)
-    assert not differences, "\n".join(map(str, differences))
+    assert_equals_one_device(_program(name))
 
 
 @pytest.mark.long

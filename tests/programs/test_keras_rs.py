@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from tests.conformance.results import compare
-from tests.programs import engines
-from tests.programs.program import Program
+from tests.programs.engines import assert_equals_one_device
+from tests.programs.program import unregistered
 from tests.programs.rows import integers, normal
 from tests.support.case import compiled
 from tests.support.data import Data
@@ -57,14 +56,7 @@ class InBatchNegatives(keras.Model):
     def call(self, x: Any) -> Any:
         return self.query(x)
 
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> Any:
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any) -> Any:
         logits = ops.matmul(y_pred, ops.transpose(self.candidate(y)))
         labels = ops.eye(ops.shape(x)[0], dtype=logits.dtype)
         found = self.layer(logits, **self.arguments(y, labels))
@@ -147,11 +139,4 @@ PROGRAMS: dict[str, tuple[Callable[[], keras.Model], np.ndarray]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_equals_one_device(name: str) -> None:
     build, y = PROGRAMS[name]
-
-    def seeded() -> keras.Model:
-        keras.utils.set_random_seed(1)
-        return build()
-
-    program = Program(name, name, seeded, Data(normal(4), y), family="keras-rs", only_fit=True)
-    differences = compare(engines.tfdist(program, "mirrored", 2), engines.plain(program), program)
-    assert not differences, "\n".join(map(str, differences))
+    assert_equals_one_device(unregistered(build, Data(normal(4), y)))

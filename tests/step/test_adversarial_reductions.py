@@ -6,7 +6,7 @@ test compares the inferred reduction with the known one; the long test trains th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from keras import layers, ops
 
 import tfdist
 from tests.conformance.engines import create_strategy
+from tests.support.precision import computing_in
 from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.reductions import Reduction
 from tfdist.step.row_independence import full_batch_reason
@@ -446,13 +447,9 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def _in_float64() -> Any:
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    yield
-    keras.config.set_floatx(floatx)
-    keras.config.set_dtype_policy(policy)
+def _in_float64() -> Iterator[None]:
+    with computing_in("float64"):
+        yield
 
 
 def _inferred(name: str) -> Any:
