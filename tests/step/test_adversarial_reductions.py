@@ -295,6 +295,16 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         FULL,
     ),
+    "draws below a sum of the batch": (
+        lambda s, x: ops.mean(
+            x
+            * ops.cast(
+                keras.random.randint(ops.shape(x), 0, ops.cast(ops.sum(x**2), "int32") + 1, seed=1),
+                x.dtype,
+            )
+        ),
+        FULL,
+    ),
     "weights in a shape of the batch": (
         lambda s, x: ops.mean(
             tf.reshape(s.b, tf.cond(ops.mean(x) > 9, lambda: [4, 2], lambda: [2, 4]))[0]

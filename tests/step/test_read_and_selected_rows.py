@@ -166,6 +166,13 @@ def test_rows_that_are_mixed_are_not_row_by_row(name: str) -> None:
     assert class_of(MIXING[name], 4).kind in (Kind.MIXED, Kind.UNKNOWN)
 
 
+@pytest.mark.parametrize(("length", "is_rows"), [(4, True), (2, True), (8, False)])
+def test_entries_of_unknown_length_are_regrouped_within_a_row(length: int, is_rows: bool) -> None:
+    """8 numbers may belong to two rows if a row has any number of 4."""
+    found = class_of(lambda x: tf.reshape(x, [-1, length]), None, 4)
+    assert found.kind is (Kind.ROWS if is_rows else Kind.UNKNOWN)
+
+
 @pytest.mark.parametrize("method", ["bilinear", "nearest"])
 def test_images_that_a_map_resizes_are_row_by_row(method: str) -> None:
     found = class_of(
