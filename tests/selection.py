@@ -131,6 +131,7 @@ CHECK: dict[str, float] = {
     "tests/strategies/tensor_parallel/test_tensor_parallel.py::"
     "test_matches_one_device_and_appears_complete": 14.5,
     "tests/test_canary.py::test_finds_every_private_name_in_installed_packages": 6,
+    "tests/test_compile_cache.py::test_later_process_loads_the_program": 15,
     "tests/test_devices.py::test_configuring_devices_before_building_the_model": 10,
     "tests/test_devices.py::test_script_that_names_its_devices_may_use_tensorflow_first": 5,
     "tests/test_devices.py::test_creates_logical_devices_in_a_new_process": 13,

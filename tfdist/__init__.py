@@ -16,6 +16,7 @@ from tfdist.version import __version__ as __version__
 if TYPE_CHECKING:
     from tfdist import callbacks as callbacks
     from tfdist import cluster as cluster
+    from tfdist import compile_cache as compile_cache
     from tfdist import devices as devices
     from tfdist import errors as errors
     from tfdist import optimizers as optimizers
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _MODULES = (
     "callbacks",
     "cluster",
+    "compile_cache",
     "devices",
     "errors",
     "horovod",
@@ -60,6 +62,7 @@ __all__ = [
     "barrier",
     "callbacks",
     "cluster",
+    "compile_cache",
     "devices",
     "errors",
     "is_chief",

@@ -112,6 +112,9 @@ class Run(BaseModel):
     cache_dir: str | None = Field(
         None, description="local folder that caches data from a bucket; default: no cache"
     )
+    compile_cache: str | None = Field(
+        None, description="folder that keeps programs compiled by XLA; default: none are kept"
+    )
     seed: NonNegativeInt = Field(
         0, description="seed of weights, shuffling, augmentation and dropout"
     )
@@ -395,7 +398,7 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimization, StrategyOpti
         """Accepts former names of strategies."""
         return current_name(value) if isinstance(value, str) else value
 
-    @field_validator("data_dir", "cache_dir")
+    @field_validator("data_dir", "cache_dir", "compile_cache")
     @classmethod
     def _is_local(cls, value: str | None) -> str | None:
         """Refuses URLs for caches, which are there to be faster than a bucket."""

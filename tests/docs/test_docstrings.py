@@ -18,7 +18,7 @@ from tfdist import cluster
 #: Names and pages whose examples need a new process: they start TensorFlow in a special way, start
 #: Horovod, or start other processes. By what must be installed, and by what one process can run.
 IN_NEW_PROCESS = {
-    "memory": ("tfdist", ["tfdist.devices.limit_memory"]),
+    "start": ("tfdist", ["tfdist.compile_cache.use", "tfdist.devices.limit_memory"]),
     "workers": (
         "tfdist",
         [

@@ -28,7 +28,7 @@ def test_host_without_gpus_passes() -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpus_of_driver", list)
+    monkeypatch.setattr(devices.gpus, "facts", lambda fields: [])
     monkeypatch.setattr(devices, "LIBRARIES", {"CUDA driver": "no.so.1", "C library": "libc.so.6"})
     found = lines()
     assert found["CUDA of TensorFlow"].value == "12.5.1 with cuDNN 9"
@@ -39,7 +39,7 @@ def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("cuda")
 def test_gpu_that_tensorflow_does_not_see_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA H100, 550"])
+    monkeypatch.setattr(devices.gpus, "facts", lambda fields: ["NVIDIA H100, 550"])
     found = lines()
     assert found["GPUs"].value == "TensorFlow sees 0 of the 1 that the driver lists"
     assert found["GPUs"].fix == "pip install 'tensorflow[and-cuda]'"
@@ -52,7 +52,7 @@ def test_gpu_under_a_build_for_cpus_needs_another_build(monkeypatch: pytest.Monk
     build = {"is_cuda_build": False}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA H100, 550"])
+    monkeypatch.setattr(devices.gpus, "facts", lambda fields: ["NVIDIA H100, 550"])
     assert lines()["GPUs"].fix.startswith("pip uninstall -y tensorflow-cpu")
 
 
@@ -63,7 +63,7 @@ def test_hidden_gpus_are_not_reported(
     number: int, visible: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = gpus.install(monkeypatch, number, visible)
-    monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA A100, 550"] * number)
+    monkeypatch.setattr(devices.gpus, "facts", lambda fields: ["NVIDIA A100, 550"] * number)
     check = lines()["GPUs"]
     if seen:
         assert check == Check("GPUs", ", ".join(f"GPU:{i} NVIDIA A100" for i in range(seen)))
@@ -76,7 +76,7 @@ def test_hidden_gpus_are_not_reported(
 def test_visible_gpu_that_tensorflow_does_not_see_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus.install(monkeypatch, 1, None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    monkeypatch.setattr(devices, "gpus_of_driver", lambda: ["NVIDIA A100, 550"] * 8)
+    monkeypatch.setattr(devices.gpus, "facts", lambda fields: ["NVIDIA A100, 550"] * 8)
     assert lines()["GPUs"].value == "TensorFlow sees 1 of the 2 that the driver lists"
 
 

@@ -20,7 +20,6 @@ NONE_VISIBLE = {VISIBLE: "-1"}
 
 #: An entry of CUDA_VISIBLE_DEVICES: an index, a UUID or its prefix, or a MIG instance.
 _ENTRY = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
-_NVIDIA_SMI = ("--query-gpu=uuid", "--format=csv,noheader")
 _NVIDIA_SMI_SECONDS = 60.0
 
 
@@ -42,12 +41,21 @@ def visible(environ: Environ) -> list[str] | None:
 
 def installed() -> list[str]:
     """Returns the UUIDs of this host's GPUs from `nvidia-smi`; empty if that fails."""
+    return [line for line in facts("uuid") if line.startswith("GPU-")]
+
+
+def facts(fields: str) -> list[str]:
+    """Returns a line about each GPU of this host from `nvidia-smi`; empty if that fails.
+
+    Args:
+        fields: What to ask for, such as `"name,driver_version"`.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
     try:
         done = subprocess.run(
-            [program, *_NVIDIA_SMI],
+            [program, f"--query-gpu={fields}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=_NVIDIA_SMI_SECONDS,
@@ -55,7 +63,7 @@ def installed() -> list[str]:
         )
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-")]
+    return [line.strip() for line in done.stdout.splitlines()]
 
 
 def assigned(num_gpus: int, local_rank: int, environ: Environ) -> dict[str, str]:

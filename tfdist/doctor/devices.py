@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ def checks() -> list[Check]:
 
     build = tf.sysconfig.get_build_info()
     details = list(map(_details, tf.config.list_physical_devices("GPU")))
-    driver_gpus = _visible(gpus_of_driver())
+    driver_gpus = _visible(gpus.facts("name,driver_version"))
     lines = [
         Check("CPUs", f"{len(tf.config.list_physical_devices('CPU'))} device"),
         _gpus([f"{gpu['name']} {gpu['device_name']}" for gpu in details], driver_gpus, build),
@@ -47,19 +45,6 @@ def checks() -> list[Check]:
     cuda_versions = f"{build.get('cuda_version', '?')} with cuDNN {build.get('cudnn_version', '?')}"
     lines.append(Check("CUDA of TensorFlow", cuda_versions))
     return lines + _libraries(needed=bool(driver_gpus))
-
-
-def gpus_of_driver() -> list[str]:
-    """Returns the names of the GPUs that NVIDIA's driver lists; empty without a driver."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    command = [program, "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.strip().splitlines() if done.returncode == 0 else []
 
 
 def _visible(installed: list[str]) -> list[str]:
@@ -88,7 +73,7 @@ def _gpus(seen: list[str], driver_gpus: list[str], build: dict[str, Any]) -> Che
         )
     if seen:
         return Check("GPUs", ", ".join(seen))
-    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None and gpus_of_driver():
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None and gpus.facts("name,driver_version"):
         value = f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']} hides all of them"
         return Check("GPUs", value, "missing", "unset CUDA_VISIBLE_DEVICES")
     return Check("GPUs", "none: replicas run on logical CPU devices")

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import compile_cache
 from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, TfdistError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.outputs import Outputs, OutputsFn
@@ -220,9 +221,11 @@ class CompiledFunctions:
                     result, logs = steps(iterator, as_tensor(num_steps))
             except TfdistError:
                 raise
-            except tf.errors.ResourceExhaustedError as error:
-                raise OutOfMemoryError(build.out_of_memory_message(error)) from error
             except (ValueError, TypeError, tf.errors.OpError) as error:
+                if (cause := compile_cache.cause_of(error)) is not None:
+                    raise ConfigurationError(cause) from error
+                if isinstance(error, tf.errors.ResourceExhaustedError):
+                    raise OutOfMemoryError(build.out_of_memory_message(error)) from error
                 raise DataError(build.mismatch_message(model, data.element_spec, error)) from error
             return LoopResult(*(np.asarray(v).item() for v in result)), _as_floats(logs)
 

@@ -43,8 +43,8 @@ _METRICS = ("metrics.jsonl", "metrics.csv")
 #: Fields that may differ when a run is resumed, because they do not change the results.
 _MAY_DIFFER = (
     {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
-    | {"run_dir", "read_ahead", "cache_dir", "verbose", "accumulate", "remat", "steps_per_call"}
-    | {"run_eagerly", "jit_compile", "max_time", *Outcome.model_fields}
+    | {"run_dir", "read_ahead", "cache_dir", "compile_cache", "verbose", "accumulate", "remat"}
+    | {"steps_per_call", "run_eagerly", "jit_compile", "max_time", *Outcome.model_fields}
 ) - {"sync_batch_norm", "replica_random"}
 
 

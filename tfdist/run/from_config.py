@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 import pipelines
-from tfdist import cluster, devices, schedules, strategies
+from tfdist import cluster, compile_cache, devices, schedules, strategies
 from tfdist import data as data_sets
 from tfdist.callbacks.early_stopping import EarlyStopping
 from tfdist.checkpoint.settings import Checkpoints
@@ -40,6 +40,8 @@ def make_strategy(config: TrainConfig) -> Strategy:
     if config.deterministic:
         # From now on, operations without a deterministic implementation raise an error.
         tf.config.experimental.enable_op_determinism()
+    if config.compile_cache:
+        compile_cache.use(config.compile_cache)
     if config.memory != "grow":
         devices.limit_memory(config.memory)
     options = config.strategy_options()

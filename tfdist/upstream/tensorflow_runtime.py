@@ -62,6 +62,14 @@ def has_started() -> bool:
     return bool(context()._initialized)
 
 
+def has_listed_devices() -> bool:
+    """Returns whether TensorFlow has listed devices, when it reads its flags for XLA, or started.
+
+    `context()._physical_devices`. Asking in public would list them.
+    """
+    return context()._physical_devices is not None or has_started()
+
+
 def before_start(function: Callable[[], object]) -> None:
     """Calls a function before TensorFlow starts, unless `start_without_hook` is called first.
 
