@@ -26,6 +26,7 @@ COMMANDS = {
     "sequence": "benchmarks.sequence",
     "strategies": "benchmarks.strategies",
     "sweep": "benchmarks.sweep",
+    "traffic": "benchmarks.traffic",
     "unet": "benchmarks.unet",
 }
 
