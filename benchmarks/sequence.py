@@ -1,13 +1,15 @@
 """`python -m benchmarks sequence`: activations of a transformer block in parts on the devices.
 
-Bytes and memory are read from the graph of a training step, which is not run. They are those of one
-block: a third of the difference between networks with four blocks and with one.
+Bytes and memory are read from the graph of a training step. They are those of one block: a third of
+the difference between networks with four blocks and with one. Times are those of steps of four
+blocks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,15 +17,17 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
+from tfdist.bench import rounds as turns
 from tfdist.console import table_files, tables
 from tfdist.plan.network import Network
 
 if TYPE_CHECKING:
     import keras
 
-DESCRIPTION = "bytes and memory of tensor parallelism, with activations whole and in parts"
+DESCRIPTION = "bytes, memory and time of tensor parallelism, with activations whole and in parts"
 
 _FEW, _MORE, _HEADS = 1, 4, 4
+_STEPS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +68,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--batch", type=PositiveInt, default=64, metavar="N", help="rows")
     parser.add_argument("--length", type=PositiveInt, default=64, metavar="N", help="tokens")
     parser.add_argument("--width", type=PositiveInt, default=64, metavar="N", help="of a token")
+    parser.add_argument(
+        "--rounds", type=PositiveInt, default=5, metavar="N", help="measurements of each time"
+    )
     parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
     parser.add_argument("--smoke", action="store_true", help="use a small batch and 32 tokens")
 
 
-def run(devices: int, batch: int, length: int, width: int, table: str | None, smoke: bool) -> None:
-    """Prints the table. The arguments are the values of the flags."""
-    batch, length = (24, 32) if smoke else (batch, length)
+def run(
+    devices: int,
+    batch: int,
+    length: int,
+    width: int,
+    rounds: int,
+    table: str | None,
+    smoke: bool,
+) -> None:
+    """Prints the tables. The arguments are the values of the flags."""
+    batch, length, rounds = (24, 32, 1) if smoke else (batch, length, rounds)
     table_files.check(table, ".md", ".csv")
     from tfdist.plan import devices as plans
 
@@ -97,6 +112,46 @@ def run(devices: int, batch: int, length: int, width: int, table: str | None, sm
     tables.numbers(header, rows, title=f"of a block, in inputs of {unit:,} bytes", num_names=2)
     if table:
         table_files.write(Path(table), header, rows)
+    _show_times(networks[1], devices, batch, rounds)
+
+
+def _show_times(network: Blocks, devices: int, batch: int, rounds: int) -> None:
+    steps = {"one device": _step(network, batch, "one_device", 1)} | {
+        f"--split-activations {how}": _step(
+            network, batch, "tensor_parallel", devices, split_activations=how
+        )
+        for how in ("none", "rows")
+    }
+    samples = turns.run_in_turns(steps, rounds)
+    last = [*samples.values()][-1]
+    rows = [
+        [
+            name,
+            turns.as_text(turns.spread(own)._asdict(), ".1f"),
+            turns.as_text(turns.ratio(last, own)._asdict()),
+        ]
+        for name, own in samples.items()
+    ]
+    title = f"a step of {network.depth} blocks"
+    tables.numbers(["activations", "ms", "rows relative to this"], rows, title=title)
+
+
+def _step(
+    network: Blocks, batch: int, strategy: str, devices: int, **options: str
+) -> Callable[[], float]:
+    """Returns what trains for a few steps, and returns the milliseconds of one."""
+    from tfdist import Trainer, strategies
+
+    trainer = Trainer(network.build, strategy=strategies.create(strategy, devices, **options))
+    examples, targets = network.batch(batch * _STEPS)
+
+    def measure() -> float:
+        began = time.perf_counter()
+        trainer.fit(examples, targets, batch_size=batch, verbose=0)
+        return 1e3 * (time.perf_counter() - began) / _STEPS
+
+    measure()
+    return measure
 
 
 def _each(found: Sequence[Sequence[int]], unit: int) -> list[float]:

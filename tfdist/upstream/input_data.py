@@ -14,7 +14,7 @@ from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
-from tensorflow.python.data.ops import multi_device_iterator_ops, prefetch_op
+from tensorflow.python.data.ops import dataset_ops, multi_device_iterator_ops, prefetch_op
 
 import pipelines
 from tfdist.upstream.patching import replaced
@@ -165,7 +165,12 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def is_prefetched(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a data set is the result of `prefetch`: `prefetch_op._PrefetchDataset`."""
+    """Returns whether a data set is the result of `prefetch`, perhaps with other options.
+
+    `prefetch_op._PrefetchDataset`, `dataset_ops._OptionsDataset` and `DatasetV2._inputs`.
+    """
+    while isinstance(dataset, dataset_ops._OptionsDataset):
+        (dataset,) = dataset._inputs()
     return isinstance(dataset, prefetch_op._PrefetchDataset)
 
 
