@@ -28,7 +28,8 @@ def use(folder: str | Path) -> Path:
     """Keeps the programs that XLA compiles in a folder, for models with `jit_compile=True`.
 
     Call it before anything uses TensorFlow, which reads its flags once. Several processes and hosts
-    may share the folder. Nothing is ever deleted from it.
+    may share the folder. Nothing is ever deleted from it. TensorFlow may pass the arguments of a
+    program in another order in each process, so that a few starts can add variants of a program.
 
     Example:
         >>> import tfdist
