@@ -101,6 +101,8 @@ def test_keras_distributions_match_one_device() -> None:
         "tensor_parallel": _model_parallel(kernels),
         "sharded": keras.distribution.DeviceMesh((2,), ["shard"], ["cpu:0", "cpu:1"]),
     }
+    layout = strategies.create(given["tensor_parallel"]).layout
+    assert layout == {"^(?:.*hidden/kernel)$": [None, "model"]}
     expected = _weights(Trainer(build, "one_device"))
     for name, distribution in given.items():
         trainer = Trainer(build, distribution)

@@ -63,6 +63,14 @@ def test_unsupported_layers_are_not_split() -> None:
     assert layout(model, [keras.optimizers.Lamb()], 2, None, 1).reason_whole is not None
 
 
+def test_layers_that_share_a_weight_are_not_split() -> None:
+    first, second, third = (layers.Dense(4) for _ in range(3))
+    model = keras.Sequential([keras.Input((4,)), first, second, third])
+    second._tracker.unlock()
+    second._kernel = first._kernel
+    assert [split.layer for split in layout(model, [], 2, None, 1).splits] == [third]
+
+
 def test_rules_select_axes_of_weights() -> None:
     stack = [keras.Input((4,)), layers.Dense(6, name="up"), layers.Dense(4, name="down")]
     found = planned(*stack, rules={"up/kernel": ("model", None)})

@@ -109,11 +109,9 @@ class Calls:
         def finished(total: tf.Tensor) -> tf.Tensor:
             if bias is None:
                 return total
-            own_shape = [1] * (len(total.shape) - 1) + [-1]
             if getattr(layer, "data_format", None) == "channels_first":
-                own_shape = [1, -1] + [1] * (len(total.shape) - 2)
-            is_vector = len(bias.shape) == 1
-            return total + (tf.reshape(bias.value, own_shape) if is_vector else bias.value)
+                return total + tf.reshape(bias.value, [1, -1] + [1] * (len(total.shape) - 2))
+            return total + bias.value
 
         if activation is None or activation in ELEMENTWISE:
             apply = activation or activations.linear
