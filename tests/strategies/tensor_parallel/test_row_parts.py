@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ from keras import layers
 
 from tests.support.training import assert_close, building
 from tfdist.models import gpt
-from tfdist.strategies.tensor_parallel.row_parts import computes_by_rows
+from tfdist.strategies.tensor_parallel.row_parts import RowParts, computes_by_rows
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 from tfdist.trainer import Trainer
 
@@ -49,7 +50,12 @@ def rows(devices: int) -> TensorParallel:
 def test_transformer_block_matches_one_device(devices: int) -> None:
     plain, trainer = block(), Trainer(block, rows(devices))
     wanted = plain.fit(**FIT, epochs=2).history
-    assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
+    spy = patch.object(
+        RowParts, "reduce_scatter", autospec=True, side_effect=RowParts.reduce_scatter
+    )
+    with spy as reduce_scatter:
+        assert_close(trainer.fit(**FIT, epochs=2).history, wanted)
+    assert reduce_scatter.called
     assert_close(trainer.model.get_weights(), plain.get_weights())
     assert_close(trainer.predict(X, verbose=0), plain.predict(X, verbose=0))
 
