@@ -35,12 +35,15 @@ def test_ranges_are_yielded_in_order(
 
 
 def test_memory_is_bounded() -> None:
-    """Nothing is fetched beyond the limit until earlier bytes were used."""
+    """Nothing is fetched beyond the limit until earlier bytes were used, which make room."""
     lock, started = threading.Lock(), []
+    together = threading.Barrier(2, timeout=30)
 
     def counted(wanted: Range) -> bytes:
         with lock:
             started.append(wanted)
+        if wanted in ranges[-2:]:
+            together.wait()
         return bytes(wanted.end - wanted.begin)
 
     ranges = [Range("a", 1000 * i, 1000 * i + 10) for i in range(100)]

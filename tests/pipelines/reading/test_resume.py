@@ -91,7 +91,9 @@ def test_finished_shards_are_not_read_again(folder: Path) -> None:
     assert len(batches(dataset)) == 5
 
 
-def test_examples_have_the_same_seeds_again(folder: Path) -> None:
+def test_examples_have_the_same_seeds_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def seeded(example: dict[str, tf.Tensor], seed: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"number": example["number"], "seed": seed}
 
@@ -110,7 +112,10 @@ def test_examples_have_the_same_seeds_again(folder: Path) -> None:
     halves = [seeds(tf.distribute.InputContext(2, i, 2)) for i in range(2)]
     assert halves[0][0] | halves[1][0] == first
     assert halves[0][1] | halves[1][1] == second
-    assert seeds(None, cache="memory") == [first, second]
+    monkeypatch.chdir(tmp_path)
+    for place in ("memory", "cache"):
+        assert seeds(None, cache=place) == [first, second]
+        assert Path(place).exists() == (place == "cache")
     assert len({*first.values(), *second.values()}) == 200
 
 
