@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import mmap
+import platform
 import re
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -238,6 +242,19 @@ def test_environment_variables_set_cache_and_read_ahead(
     buckets.upload(local, str(url))
     with pytest.raises(pipelines.DataError, match="PIPELINES_READ_AHEAD: expected a size such as"):
         pipelines.read(url, 10)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="page faults depend on malloc")
+def test_memory_of_large_buffers_is_reused(local: Path) -> None:
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
+    buckets.upload(local, root)
+    numbers.order(pipelines.read(root, 10))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        np.ones(1 << 20, np.uint8)
+    num_pages = 50 * (1 << 20) // mmap.PAGESIZE
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < num_pages / 4
 
 
 def test_local_urls_are_read_like_paths(local: Path) -> None:
