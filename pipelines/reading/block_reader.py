@@ -77,10 +77,12 @@ def block_reader(
 
 def _whole_block(block: Blocks) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the records of a block, and whether none of them is corrupt or missing."""
+    # Larger records would only be copied once more.
+    is_small = block.size < block.count * _READ_BYTES
     found = tf.raw_ops.TFRecordDatasetV2(
         filenames=block.path[tf.newaxis],
         compression_type="",
-        buffer_size=tf.constant(_READ_BYTES, tf.int64),
+        buffer_size=tf.where(is_small, tf.constant(_READ_BYTES, tf.int64), 0),
         byte_offsets=block.offset[tf.newaxis],
     )
     found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
