@@ -51,6 +51,7 @@ def test_ratios_are_of_the_same_round(data_dir: Path) -> None:
     assert results[LIMIT]["ratio"]["median"] == pytest.approx(sum(ratios) / 2)
     assert "ratio" not in results[OURS]
     assert results[naive]["packed_ratio"]["goal"] == input_benchmark.OTHERS_GOAL
+    assert {len(input_benchmark._cells(own)) for own in results.values()} == {4}  # of the table
 
 
 @pytest.mark.long

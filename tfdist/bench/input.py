@@ -161,4 +161,4 @@ def _cells(own: dict[str, Any]) -> list[str]:
         for one in ratios
         if one and "goal" in one
     ]
-    return [rounds.as_text(own["images_per_s"], ".0f"), *cells, *goals]
+    return [rounds.as_text(own["images_per_s"], ".0f"), *cells, *(goals or [""])]
