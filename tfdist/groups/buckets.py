@@ -50,14 +50,25 @@ def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[
     if limit is None or total <= limit:
         return [sorted(gradients, reverse=True)]
     indices = _by_creation_order(gradients)
-    sizes = [_size(gradients[i]) for i in indices]
-    buckets: list[list[int]] = [[]]
+    return consecutive(indices, [_size(gradients[i]) for i in indices], limit)
+
+
+def consecutive(items: Sequence[T], sizes: Sequence[int], num_bytes: int | str) -> list[list[T]]:
+    """Assigns items to buckets, in their order.
+
+    Args:
+        items: Any objects.
+        sizes: Their sizes in bytes.
+        num_bytes: As for `in_order`.
+    """
+    limit = _fitting(sum(sizes)) if isinstance(num_bytes, str) else num_bytes
+    buckets: list[list[T]] = []
     bucket_size = 0
-    for index, size in zip(indices, sizes, strict=True):
-        if buckets[-1] and bucket_size + size > limit:
+    for item, size in zip(items, sizes, strict=True):
+        if not buckets or bucket_size + size > limit:
             buckets.append([])
             bucket_size = 0
-        buckets[-1].append(index)
+        buckets[-1].append(item)
         bucket_size += size
     return buckets
 
@@ -137,7 +148,7 @@ def limit_rate(gradients: Sequence[Any], sums: Sequence[Any], num_bytes: int) ->
             buckets are always allowed, because a lower limit would add the latency of each
             all-reduce.
     """
-    sizes = [sum(map(_num_bytes, _tensors(bucket))) for bucket in gradients]
+    sizes = [sum(map(size_of, _tensors(bucket))) for bucket in gradients]
     if tf.executing_eagerly() or sum(sizes) <= num_bytes:
         return
     operations = Dependencies(tf.compat.v1.get_default_graph())
@@ -160,6 +171,6 @@ def _operations(structure: Any) -> list[tf.Operation]:
     return [tensor.op for tensor in _tensors(structure)]
 
 
-def _num_bytes(tensor: tf.Tensor) -> int:
+def size_of(tensor: tf.Tensor) -> int:
     """Returns the bytes of a tensor; 0 if its shape is unknown."""
     return (tensor.shape.num_elements() or 0) * tensor.dtype.size

@@ -184,7 +184,14 @@ class CompiledFunctions:
         model, options = self._model, self._options
         reductions = ReductionInference(model, data.first_batch)
         lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
-        state = ForwardState(model, reductions, lookups, options, self._strategy.writes_alone)
+        state = ForwardState(
+            model,
+            reductions,
+            lookups,
+            options,
+            self._strategy.writes_alone,
+            self._strategy.bucket_bytes,
+        )
         if not training:
             self._evaluate_step = EvaluateStep(model, self._strategy, state, options, reason)
             return self._evaluate_step

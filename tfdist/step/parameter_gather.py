@@ -1,14 +1,15 @@
-"""All-gather of sharded variables, layer by layer, for the forward and for the backward pass.
+"""All-gather of sharded variables, in buckets, for the forward and for the backward pass.
 
 As in ZeRO stage 3 (Rajbhandari et al. 2020, section 5.3), a sharded weight is whole only while its
 layer computes: it is gathered before the layer runs, and once more where the backward pass reads
-it. Each gather waits for the inputs of the layer before, so that one layer's weights are under way
-while one layer computes, and not all of them are gathered at the beginning.
+it. Weights that are used one after the other form a bucket. While one bucket computes, the next one
+is whole, so that no layer waits, and the one after that is gathered. No more than these three are
+in memory: each gather waits until the bucket two before it begins to compute.
 
-For the backward pass, TensorFlow's gradient operations read the tensors of the forward pass. Their
-inputs are replaced by tensors that are gathered later. Each of these gathers waits for a gradient
-that is computed before it is needed. Since gradient operations are created in an order in which
-they can run, this causes no cycle.
+Buckets are known only when a pass has been traced. Until then, layers read placeholders, and
+TensorFlow's gradient operations read the tensors of the forward pass. Afterwards, these inputs are
+replaced by gathered tensors. A gather waits only for tensors that were traced before all operations
+that use its weights, so this causes no cycle.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.groups import buckets
 from tfdist.groups.fusion import local_sum
-from tfdist.upstream.keras_variables import ShardedVariable
+from tfdist.upstream.keras_variables import ShardedVariable, joined_together
 from tfdist.upstream.tensorflow_graphs import exchange_input, without_tapes
 
 #: Operations that read only the size of a tensor, which keeps no elements in memory.
 _SIZE_OPERATIONS = ("Shape", "ShapeN", "Size", "Rank")
+#: Buckets that are whole, or being gathered, while another one computes. The backward pass uses as
+#: many as they are: they are still in memory.
+_PREFETCHED = 2
 
 
 def current_graph() -> tf.Graph | None:
@@ -37,11 +42,11 @@ def current_graph() -> tf.Graph | None:
 
 @dataclasses.dataclass(frozen=True)
 class GatheredParameter:
-    """A sharded variable that was gathered.
+    """A sharded variable that is gathered.
 
     Attributes:
         variable: The variable.
-        whole: All of its elements, in the dtype in which they were gathered.
+        whole: All of its elements, in the dtype in which they are gathered.
         reads: The tensors that layers compute with, which gradients are taken of.
     """
 
@@ -50,22 +55,53 @@ class GatheredParameter:
     reads: list[tf.Tensor] = dataclasses.field(default_factory=list)
 
 
+class _Use(NamedTuple):
+    """An operation that reads a gathered variable.
+
+    Attributes:
+        place: Its number among the operations of the pass.
+        operation: The operation.
+        read: The tensor that it takes, which is to be replaced.
+    """
+
+    place: int
+    operation: tf.Operation
+    read: tf.Tensor
+
+
+class _Wanted(NamedTuple):
+    """A variable to gather.
+
+    Attributes:
+        gathered: The variable.
+        uses: All operations that read it in this pass, in the order in which they run.
+        gate: A tensor that exists when the first of them may run; None: it may run at once.
+    """
+
+    gathered: GatheredParameter
+    uses: list[_Use]
+    gate: tf.Tensor | None
+
+
 class ParameterGather:
     """Gathers the sharded variables that a replica's forward pass reads.
 
     Args:
-        graph: The graph of the forward pass; None if it runs eagerly.
+        graph: The graph of the forward pass; None if it runs eagerly, without buckets.
         tape: Watches every tensor that is read, if there is one.
+        bucket_bytes: The largest size of a bucket: see `Strategy.bucket_bytes`.
     """
 
-    def __init__(self, graph: tf.Graph | None, tape: tf.GradientTape | None) -> None:
-        self._graph, self._tape = graph, tape
+    def __init__(
+        self,
+        graph: tf.Graph | None,
+        tape: tf.GradientTape | None,
+        bucket_bytes: int | str | None = None,
+    ) -> None:
+        self._graph, self._tape, self._bucket_bytes = graph, tape, bucket_bytes
         self._gathered: dict[tuple[int, tf.DType], GatheredParameter] = {}
-        # Inputs of the layer that is called now, of the layer that gathered last, and of the one
-        # that gathered before that.
-        self._inputs: tf.Tensor | None = None
-        self._last: tf.Tensor | None = None
-        self._before: tf.Tensor | None = None
+        self._pending: list[_Wanted] = []
+        self._inputs: tf.Tensor | None = None  # of the layer that is called now
 
     def enter(self, inputs: Any) -> None:
         """Notes what a layer is called with, for later gathers to wait for."""
@@ -94,22 +130,46 @@ class ParameterGather:
         of_variable = [one for (key, _), one in self._gathered.items() if key == id(variable)]
         return [tensor for gathered in of_variable for tensor in gathered.reads]
 
+    def finish(self) -> None:
+        """Gathers what was read so far; called in the device scope of the replica."""
+        pending, self._pending = self._pending, []
+        with without_tapes():
+            self._gather_in_buckets(pending, num_kept=0)
+
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Returns a context to compute gradients in; their operations gather variables again."""
         if self._graph is None:
             yield
             return
+        self.finish()
         num_before = len(self._graph.get_operations())
         yield
-        _gather_again(self._graph, num_before, list(self._gathered.values()))
+        again = _wanted_again(self._graph, num_before, list(self._gathered.values()))
+        with without_tapes():
+            self._gather_in_buckets(again, num_kept=_PREFETCHED)
 
     def _gather(self, variable: ShardedVariable, dtype: tf.DType) -> GatheredParameter:
         key = (id(variable), dtype)
         if key not in self._gathered:
-            with self._after_previous_layer():
-                self._gathered[key] = GatheredParameter(variable, variable.joined(dtype))
+            with ExitStack() as stack:
+                # With a tape, TensorFlow would run a part of the gradient of Horovod's operation
+                # while it traces.
+                stack.enter_context(without_tapes())
+                if current_graph() is not self._graph:  # but that of a loop
+                    outside = tf.init_scope() if self._graph is None else self._graph.as_default()
+                    stack.enter_context(outside)
+                self._gathered[key] = self._new(variable, dtype)
         return self._gathered[key]
+
+    def _new(self, variable: ShardedVariable, dtype: tf.DType) -> GatheredParameter:
+        if self._graph is None:
+            return GatheredParameter(variable, variable.joined(dtype))
+        awaited = tf.raw_ops.Placeholder(dtype=dtype, shape=variable.shape)
+        gathered = GatheredParameter(variable, tf.identity(awaited))
+        use = _Use(len(self._pending), gathered.whole.op, awaited)
+        self._pending.append(_Wanted(gathered, [use], self._inputs))
+        return gathered
 
     def _noted(self, gathered: GatheredParameter, tensor: tf.Tensor) -> tf.Tensor:
         if self._tape is not None:
@@ -117,21 +177,27 @@ class ParameterGather:
         gathered.reads.append(tensor)
         return tensor
 
-    @contextmanager
-    def _after_previous_layer(self) -> Iterator[None]:
-        """Lets operations wait for the layer before, outside of loops, for the backward pass."""
-        if self._inputs is not self._last:
-            self._before, self._last = self._last, self._inputs
-        with ExitStack() as stack:
-            # With a tape, TensorFlow would run a part of the gradient of Horovod's operation while
-            # it traces.
-            stack.enter_context(without_tapes())
-            if current_graph() is not self._graph:
-                outside = tf.init_scope() if self._graph is None else self._graph.as_default()
-                stack.enter_context(outside)
-            if self._before is not None:
-                stack.enter_context(tf.control_dependencies([self._before]))
-            yield
+    def _gather_in_buckets(self, wanted: Sequence[_Wanted], num_kept: int) -> None:
+        """Gathers variables, and makes their uses read what was gathered.
+
+        Args:
+            wanted: The variables, in the order of their first use.
+            num_kept: Number of buckets at the beginning that are in memory already.
+        """
+        sizes = [buckets.size_of(one.gathered.whole) for one in wanted]
+        in_buckets = buckets.consecutive(wanted, sizes, self._bucket_bytes or "auto")
+        gates = [bucket[0].gate for bucket in in_buckets]
+        for number, bucket in enumerate(in_buckets):
+            if number < num_kept:
+                continue
+            gate = gates[number - _PREFETCHED] if number >= _PREFETCHED else None
+            with tf.control_dependencies([] if gate is None else [gate]):
+                wholes = joined_together(
+                    [(one.gathered.variable, one.gathered.whole.dtype) for one in bucket]
+                )
+            for one, whole in zip(bucket, wholes, strict=True):
+                for use in one.uses:
+                    exchange_input(use.operation, use.read, whole)
 
 
 def total_gradient(gradients: list[Any], variable: ShardedVariable) -> Any:
@@ -143,22 +209,10 @@ def total_gradient(gradients: list[Any], variable: ShardedVariable) -> Any:
     return local_sum(found) if found else None
 
 
-class _Use(NamedTuple):
-    """An operation of the backward pass that reads a gathered variable.
-
-    Attributes:
-        place: Its number among the operations of the graph.
-        operation: The operation.
-        read: The tensor that it takes.
-    """
-
-    place: int
-    operation: tf.Operation
-    read: tf.Tensor
-
-
-def _gather_again(graph: tf.Graph, num_before: int, gathered: Sequence[GatheredParameter]) -> None:
-    """Gathers variables again for the operations of the backward pass.
+def _wanted_again(
+    graph: tf.Graph, num_before: int, gathered: Sequence[GatheredParameter]
+) -> list[_Wanted]:
+    """Returns the variables that the operations of the backward pass read, by first use.
 
     Args:
         graph: The graph that is being traced.
@@ -166,18 +220,15 @@ def _gather_again(graph: tf.Graph, num_before: int, gathered: Sequence[GatheredP
         gathered: All variables that the forward pass gathered.
     """
     if not gathered:
-        return
+        return []
     operations = enumerate(graph.get_operations())
     backward = {one.name: place for place, one in operations if place >= num_before}
     with_uses = [(one, uses) for one in gathered if (uses := _uses(one, backward))]
-    gate: tf.Tensor | None = None
+    wanted: list[_Wanted] = []
     for one, uses in sorted(with_uses, key=lambda pair: pair[1][0].place):
-        if gate is not None:  # the variable that is used first was gathered only just before
-            with tf.control_dependencies([gate]):
-                whole = one.variable.joined(one.whole.dtype)
-            for use in uses:
-                exchange_input(use.operation, use.read, whole)
-        gate = _gradient_into(uses[0], backward, gate)
+        gate = _gradient_into(uses[0], backward, wanted[-1].gate if wanted else None)
+        wanted.append(_Wanted(one, uses, gate))
+    return wanted
 
 
 def _uses(gathered: GatheredParameter, backward: Mapping[str, int]) -> list[_Use]:

@@ -19,6 +19,11 @@ from tfdist.upstream.keras_variables import is_joined_to_read, source_of
 class Scope(keras.StatelessScope):
     """A `keras.StatelessScope` for one replica, in which sharded variables are read whole.
 
+    Args:
+        *args: Passed on.
+        bucket_bytes: As `Strategy.bucket_bytes`, for sharded variables.
+        **options: Passed on.
+
     Attributes:
         updated: All variables that were assigned to, by id, in the order of their first update.
         sums: Ids of metrics' variables, which start at zero and are summed over the replicas.
@@ -26,8 +31,9 @@ class Scope(keras.StatelessScope):
             updated them from its rows before.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, bucket_bytes: int | str | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._bucket_bytes = bucket_bytes
         self.updated: dict[int, keras.Variable] = {}
         self.sums: frozenset[int] = frozenset()
         self.alike: dict[int, bool] = {}
@@ -37,7 +43,12 @@ class Scope(keras.StatelessScope):
     @functools.cached_property
     def gather(self) -> ParameterGather:
         """Gathers sharded variables."""
-        return ParameterGather(self._graph, self._tape)
+        return ParameterGather(self._graph, self._tape, self._bucket_bytes)
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        if "gather" in vars(self) and exception[:1] == (None,):
+            self.gather.finish()
 
     @contextmanager
     def recorded(self) -> Iterator[tf.GradientTape]:

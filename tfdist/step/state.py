@@ -72,6 +72,7 @@ class ForwardState:
         lookups: Knows which rows the model looks up in its embeddings.
         options: The options of the step.
         writes_alone: As `Strategy.writes_alone`.
+        bucket_bytes: As `Strategy.bucket_bytes`, for sharded variables.
     """
 
     def __init__(
@@ -81,9 +82,11 @@ class ForwardState:
         lookups: Lookups,
         options: StepOptions,
         writes_alone: bool = True,
+        bucket_bytes: int | str | None = None,
     ) -> None:
         self.reductions, self.lookups = reductions, lookups
         self._writes_alone, self._replica_random = writes_alone, options.replica_random
+        self._bucket_bytes = bucket_bytes
         self._seeds = seeds_of(model)
         self._generator = global_generator()
         self._global_seeds = [] if self._generator is None else [self._generator.state]
@@ -109,7 +112,7 @@ class ForwardState:
             known = self._seeds + self._global_seeds
             seeds = [(v, v + offset(v, replica.microbatch)) for v in known]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in continued]
-        scope = Scope(seeds + zeros, collect_losses=True)
+        scope = Scope(seeds + zeros, bucket_bytes=self._bucket_bytes, collect_losses=True)
         scope.sums = frozenset(id(v) for v, _ in zeros)
         return scope
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
@@ -105,6 +105,14 @@ class Division(Protocol):
 
     def agreed(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the full value to assign, the same in all processes, from user code's value."""
+
+
+@runtime_checkable
+class JoinsTogether(Protocol):
+    """A division whose variables are gathered in fewer exchanges together than one by one."""
+
+    def join_together(self, read: Sequence[tuple[ShardedVariable, tf.DType]]) -> list[tf.Tensor]:
+        """Returns the full tensors of variables that are divided in this way, in some dtypes."""
 
 
 class ShardedGradient(tuple):
@@ -226,6 +234,18 @@ class ShardedVariable(keras.Variable):
             self.assign_parts(value)
         else:
             self.assign_parts(self.division.agreed(tf.cast(value, self._dtype)))
+
+
+def joined_together(read: Sequence[tuple[ShardedVariable, tf.DType]]) -> list[tf.Tensor]:
+    """Returns all elements of sharded variables, gathered together.
+
+    Args:
+        read: Variables, at least one, each with the dtype in which it is sent.
+    """
+    division = read[0][0].division
+    if isinstance(division, JoinsTogether):
+        return division.join_together(read)
+    return [variable.joined(dtype) for variable, dtype in read]
 
 
 def source_of(variable: keras.Variable) -> Any:

@@ -75,7 +75,8 @@ def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
 
 
 def num_bytes_sent(strategy: Strategy, precision: str) -> float:
-    """Trains a step, and returns the bytes that this process sent."""
+    """Trains a step with a bucket for each layer, and returns the bytes that this process sent."""
+    strategy.bucket_bytes = 1
     trainer = Trainer(wide, strategy, precision=precision)
     with traffic.counted(strategy.num_workers) as counted:
         trainer.fit(WIDE, WIDE, batch_size=len(WIDE), verbose=0)
@@ -83,9 +84,9 @@ def num_bytes_sent(strategy: Strategy, precision: str) -> float:
 
 
 def wide() -> keras.Model:
-    """Returns a network of three layers of 4,096 weights each."""
+    """Returns a network of four layers of 4,096 weights each."""
     keras.utils.set_random_seed(1)
-    dense = [keras.layers.Dense(64, "tanh", use_bias=False) for _ in range(3)]
+    dense = [keras.layers.Dense(64, "tanh", use_bias=False) for _ in range(4)]
     return compiled(keras.Sequential([keras.Input((64,)), *dense]), keras.optimizers.SGD(0.1))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
 from tfdist.groups.base import shard_sizes
-from tfdist.groups.fusion import copied_slice, copied_slices
+from tfdist.groups.fusion import FUSION_LIMIT, copied_slice, copied_slices
 from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
 from tfdist.upstream.keras_variables import ShardedVariable
 
@@ -59,6 +60,8 @@ class OverProcesses:
 
     Attributes:
         begin: The position of this process's shard in the flattened variable.
+        sizes: The number of elements of each process's shard.
+        number: The number by which the coordinator knows the variable.
     """
 
     reads_parts, has_all = False, False
@@ -67,14 +70,14 @@ class OverProcesses:
         self, size: int, coordinator: Rank0Coordinator, all_reduce: Callable[[list], list]
     ) -> None:
         rank = coordinator.group.rank
-        self._sizes = shard_sizes(size, coordinator.group.size)
-        self.begin, self._end = sum(self._sizes[:rank]), sum(self._sizes[: rank + 1])
+        self.sizes = shard_sizes(size, coordinator.group.size)
+        self.begin, self._end = sum(self.sizes[:rank]), sum(self.sizes[: rank + 1])
         self._size, self._coordinator, self._all_reduce = size, coordinator, all_reduce
-        self._number = coordinator.number()
+        self.number = coordinator.number()
 
     def introduce(self, variable: ShardedVariable) -> None:
         """Lets other processes ask for the variable that is divided in this way."""
-        self._coordinator.know(self._number, variable, self._sizes)
+        self._coordinator.know(self.number, variable, self.sizes)
 
     def cut(self, whole: tf.Tensor | tf.IndexedSlices) -> list[Any]:
         """Returns the shard of this process, a vector."""
@@ -86,16 +89,47 @@ class OverProcesses:
         self, parts: Sequence[tf.Variable], shape: tf.TensorShape, dtype: tf.DType
     ) -> tf.Tensor:
         """Returns the full value; in the graph of user code, when the graph runs."""
-        (part,), coordinator, number = parts, self._coordinator, self._number
+        (part,), coordinator, number = parts, self._coordinator, self.number
         if coordinator.all_take_part:
-            whole = coordinator.joined(number, tf.cast(part, dtype), self._sizes)
+            whole = coordinator.joined(number, tf.cast(part, dtype), self.sizes)
         elif tf.executing_eagerly():
-            whole = coordinator.read(number, part, self._sizes)
+            whole = coordinator.read(number, part, self.sizes)
         else:
             read = coordinator.read
-            whole = tf.py_function(lambda: read(number, part, self._sizes), [], part.dtype)
+            whole = tf.py_function(lambda: read(number, part, self.sizes), [], part.dtype)
         whole.set_shape([self._size])
         return tf.cast(tf.reshape(whole, shape), dtype)
+
+    def join_together(self, read: Sequence[tuple[ShardedVariable, tf.DType]]) -> list[tf.Tensor]:
+        """Returns the full values. In a step, small variables of a dtype share an all-gather."""
+        if not self._coordinator.all_take_part:
+            return [variable.joined(dtype) for variable, dtype in read]
+        divisions = [cast("OverProcesses", variable.division) for variable, _ in read]
+        packs: dict[Any, list[int]] = defaultdict(list)
+        for place in sorted(range(len(read)), key=lambda place: divisions[place].number):
+            variable, dtype = read[place]
+            is_small = variable.shape.num_elements() < FUSION_LIMIT
+            packs[dtype.name if is_small else place].append(place)
+        wholes: dict[int, tf.Tensor] = {}
+        for places in packs.values():
+            wholes |= zip(places, self._packed([read[place] for place in places]), strict=True)
+        return [wholes[place] for place in range(len(read))]
+
+    def _packed(self, read: Sequence[tuple[ShardedVariable, tf.DType]]) -> list[tf.Tensor]:
+        """Returns the full values of variables of one dtype, by one all-gather."""
+        if len(read) == 1:
+            return [variable.joined(dtype) for variable, dtype in read]
+        vectors = [tf.cast(variable.parts[0], dtype) for variable, dtype in read]
+        divisions = [cast("OverProcesses", variable.division) for variable, _ in read]
+        by_rank = [*zip(*(division.sizes for division in divisions), strict=True)]
+        # All numbers, so that ranks with different packs wait instead of mixing them up.
+        name = "_".join(str(division.number) for division in divisions)
+        whole = self._coordinator.joined(name, tf.concat(vectors, 0), [*map(sum, by_rank)])
+        pieces = tf.split(whole, [size for of_rank in by_rank for size in of_rank])
+        return [
+            tf.reshape(tf.concat(pieces[i :: len(read)], 0), variable.shape)
+            for i, (variable, _) in enumerate(read)
+        ]
 
     def add_up(self, numbers: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums of numbers over the processes."""
@@ -105,7 +139,7 @@ class OverProcesses:
         """Returns the value that rank 0 assigns, which may do so alone."""
         if self._coordinator.all_take_part or not tf.executing_eagerly():
             return value
-        return self._coordinator.written(self._number, tf.reshape(value, [-1]))
+        return self._coordinator.written(self.number, tf.reshape(value, [-1]))
 
 
 def _slices_of_shards(

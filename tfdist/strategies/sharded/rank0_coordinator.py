@@ -59,7 +59,7 @@ class Rank0Coordinator:
         self._variables: weakref.WeakValueDictionary[int, ShardedVariable]
         self._variables = weakref.WeakValueDictionary()
         self._sizes: dict[int, Sequence[int]] = {}
-        self._joins: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[int]]
+        self._joins: weakref.WeakKeyDictionary[tf.Graph, collections.Counter[int | str]]
         self._joins = weakref.WeakKeyDictionary()
         self.has_failed = False
         self._has_any, self._depth, self._has_ended = False, 0, False
@@ -121,8 +121,16 @@ class Rank0Coordinator:
         self._follow(_Request(_Action.WRITE, number))
         return self.group.broadcast_tensor(value)
 
-    def joined(self, number: int, part: tf.Variable | tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        """Returns all elements of a variable; called by all processes, also in a graph."""
+    def joined(
+        self, number: int | str, part: tf.Variable | tf.Tensor, sizes: Sequence[int]
+    ) -> tf.Tensor:
+        """Returns all elements of a variable; called by all processes, also in a graph.
+
+        Args:
+            number: The number of the variable, or the numbers of several that are gathered as one.
+            part: The elements of this process.
+            sizes: The number of elements of each process.
+        """
         name = f"tfdist_join_{number}_{self._num_before(number)}"
         whole = self.group.all_gather(tf.identity(part), sizes, name)
         if not tf.executing_eagerly():
@@ -131,7 +139,7 @@ class Rank0Coordinator:
             read_by_host(whole)
         return whole
 
-    def _num_before(self, number: int) -> int:
+    def _num_before(self, number: int | str) -> int:
         """Counts the gathers of a variable in the graph that is traced; they may run concurrently.
 
         Those in other loops count, too: TensorFlow starts a loop before the one ahead has ended.
