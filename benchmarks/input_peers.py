@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import itertools
 from collections.abc import Iterator
@@ -79,6 +80,7 @@ def by_grain(found: Photographs) -> Iterator[int]:
     return (len(labels) for _, labels in batches)
 
 
+@functools.cache  # a class can be registered only once
 def _builder(found: Photographs) -> Any:
     """Returns a builder of tensorflow-datasets, with its files written."""
     import tensorflow_datasets as tfds

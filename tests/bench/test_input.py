@@ -41,6 +41,12 @@ def test_reader_never_ends(name: str, data_dir: Path) -> None:
     assert set(counts) <= {64, 32}
 
 
+def test_tfds_is_measured_in_every_round(data_dir: Path) -> None:
+    pytest.importorskip("tensorflow_datasets")
+    for _ in range(2):
+        assert next(input_peers.by_tfds(photographs.create(data_dir / "bench", 96))) > 0
+
+
 def test_ratios_are_of_the_same_round(data_dir: Path) -> None:
     naive = "tf.data, naive"
     readers = {name: READERS[name] for name in (LIMIT, OURS, PACKED, naive)}
