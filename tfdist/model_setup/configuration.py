@@ -30,6 +30,9 @@ Description = dict[str, str]
 _IGNORED = frozenset({"name", "shared_object_id", "build_config", "compile_config"})
 _PYTHON = "version of Python"
 _PACKAGES = ("tfdist", "tensorflow", "keras", "horovod")
+#: Types of a tensor's origin in a functional model: the name of an operation, and two numbers.
+#: Elsewhere the same text may be a setting: `activation` is one, and `activation_2` is not.
+_HISTORY = [str, int, int]
 #: Longer lists, such as vocabularies, are described by a digest.
 _LONG_LIST = 100
 
@@ -117,21 +120,30 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
 
     Args:
         value: A configuration of Keras, or an argument of `compile`.
-        names: The texts that replace names of operations.
+        names: The texts that replace names of operations where a name is expected: in the origin
+            of a tensor, in a path, and as a key beside other names.
     """
     plain = functools.partial(_plain, names=names)
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    if isinstance(value, str):  # also the path of a variable
-        return "/".join(names.get(part, part) for part in value.split("/"))
+    if isinstance(value, str):
+        return _without_numbers(value, names) if "/" in value else value
     if isinstance(value, Mapping):
         if value.get("class_name") == "__lambda__":  # serialized with the path of its file
             return "lambda"
-        plain_values = {key: plain(nested) for key, nested in value.items() if key not in _IGNORED}
-        return {plain(str(key)): nested for key, nested in plain_values.items()}
+        by_name = set(value) <= names.keys() or any("/" in str(key) for key in value)
+        return {
+            _without_numbers(str(key), names) if by_name else str(key): plain(nested)
+            for key, nested in value.items()
+            if key not in _IGNORED
+        }
     if isinstance(value, (list, tuple)):
-        is_long = len(value) > _LONG_LIST
-        return _digest(repr(value).encode()) if is_long else [plain(nested) for nested in value]
+        if len(value) > _LONG_LIST:
+            return _digest(repr(value).encode())
+        plain_values = [plain(nested) for nested in value]
+        if list(map(type, value)) == _HISTORY:
+            plain_values[0] = _without_numbers(value[0], names)
+        return plain_values
     if isinstance(value, (np.ndarray, np.generic)):
         return _digest(np.asarray(value).tobytes())
     if isinstance(value, functools.partial):
@@ -150,6 +162,11 @@ def _plain(value: Any, names: Mapping[str, str]) -> Any:
         except Exception:  # raised by user code that training does not call
             return described
     return described
+
+
+def _without_numbers(path: str, names: Mapping[str, str]) -> str:
+    """Returns a name of an operation, or the path of a variable, as it is in every process."""
+    return "/".join(names.get(part, part) for part in path.split("/"))
 
 
 def _is_of_library(own: type) -> bool:
