@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -12,6 +13,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
+from tfdist.loops.model_files import write_on_chief_only
+from tfdist.step.row_by_row import has_only_row_by_row_layers
 from tfdist.step.row_independence import full_batch_reason
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
@@ -97,6 +100,13 @@ def test_names_the_layer_that_mixes_rows(name: str) -> None:
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_row_by_row_models_are_not_reported(name: str, training: bool) -> None:
     assert reason(model_with(INDEPENDENT[name]), training) is None
+
+
+def test_all_ranks_decide_alike() -> None:
+    """Although other ranks than 0 have a model whose methods do not write files."""
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    write_on_chief_only(model, Mock(is_chief=False, rank=1))
+    assert has_only_row_by_row_layers(model)
 
 
 def test_keras_layers_are_not_traced() -> None:

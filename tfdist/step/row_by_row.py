@@ -61,8 +61,9 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
     regularizer = getattr(layer, "activity_regularizer", None)
     if regularizer is not None and not inspect.isroutine(regularizer):
         functions.append(type(regularizer))
-    # Functions of tfdist are its patches of Keras's.
-    return all(_is_of_keras(function, "keras.src.", "tfdist.") for function in functions)
+    return all(
+        _is_patch(function) or _is_of_keras(function, "keras.src.") for function in functions
+    )
 
 
 def _is_preprocessing(layer: keras.layers.Layer, inputs: Sequence[Any] = ()) -> bool:
@@ -82,6 +83,15 @@ def _is_preprocessing(layer: keras.layers.Layer, inputs: Sequence[Any] = ()) -> 
 def _is_of_keras(source: Any, *modules: str) -> bool:
     module = getattr(source, "__module__", None) or ""
     return module.startswith(modules or _ROW_BY_ROW) and not module.startswith(_UNKNOWN)
+
+
+def _is_patch(function: Any) -> bool:
+    """Returns whether tfdist put a function in the place of a method of Keras.
+
+    All ranks have to decide alike, and only ranks other than 0 have patches, which are partial.
+    """
+    plain = function.func if isinstance(function, functools.partial) else function
+    return (getattr(plain, "__module__", None) or "").startswith("tfdist.")
 
 
 def _is_function(value: Any) -> bool:
