@@ -112,8 +112,8 @@ def measure(hosts: Hosts, setting: Setting) -> dict[str, Any]:
                 raise LaunchError(f"{setting} failed: {printed[-2000:]}")
         # All processes of a host count the same link.
         answers = [json_format.loads(file.read_text()) for file in Path(folder).iterdir()]
-    num_devices = len(hosts.addresses) * setting.processes * setting.devices
     per_host = setting.processes * setting.devices
+    num_devices = len(hosts.addresses) * per_host
     return {
         **setting._asdict(),
         "hosts": len(hosts.addresses),

@@ -246,7 +246,7 @@ def test_environment_variables_set_cache_and_read_ahead(
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="page faults depend on malloc")
 def test_memory_of_large_buffers_is_reused(local: Path) -> None:
-    pytest.importorskip("obstore", reason="needs the extra 'cloud'")
+    require_obstore()
     root = f"memory://bucket/folder-{next(_numbers_of_folders)}"
     buckets.upload(local, root)
     numbers.order(pipelines.read(root, 10))
