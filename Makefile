@@ -32,7 +32,9 @@ HOROVOD ?= horovod
 COVERAGE ?= 75
 BIN := .venv/bin
 
-PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
+# A test process that dies ends the run with the name of its test. If it were replaced, pytest-xdist
+# 3.8 could wait forever (https://github.com/pytest-dev/pytest-xdist/issues/1378).
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0
 
 .PHONY: train horovod quick test check check-rest conformance long test-gpu lint docs notebooks \
     coverage canary release format clean

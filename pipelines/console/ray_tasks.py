@@ -25,7 +25,8 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
 
     Raises:
         DataError: Ray is not installed, or its cluster failed.
-        Exception: The first exception that a task raised. The other tasks are canceled.
+        Exception: The first exception that a task raised. The other tasks run on until they end, or
+            until Ray disconnects, which the end of this process also does.
     """
     try:
         ray: Any = importlib.import_module("ray")
@@ -39,6 +40,8 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
         return function(task, lambda num_records: None)
 
     shared = ray.put(function)
+    # Nothing cancels them after an error: if a task that Ray cancels ends at the same moment, Ray
+    # aborts this process (https://github.com/ray-project/ray/pull/54785).
     running = [call.remote(shared, task) for task in tasks]
     try:
         results: list[Result] = ray.get(running)
@@ -46,7 +49,4 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise DataError(f"--via ray: {str(error).partition('.')[0]}; run it again") from None
-    finally:
-        for one in running:
-            ray.cancel(one)
     return results
