@@ -15,12 +15,10 @@ import hmac
 import http.client
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import formatdate
@@ -28,10 +26,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
+import psutil
 import pytest
 
 from pipelines import object_store, storage
 from tests.support.packages import require_obstore
+from tfdist.cluster.networks import free_ports
 
 #: What happens to a request: nothing, a status, a connection that is closed before or in the middle
 #: of the answer, or one that stays silent.
@@ -64,9 +64,7 @@ class Server:
 
     def __init__(self, program: str, folder: Path) -> None:
         self.program = program
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        self._port = port = free_ports(1)[0]
         self.address = f"http://127.0.0.1:{port}"
         self._command = {
             "moto": [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", f"{port}"],
@@ -79,21 +77,23 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        """Starts it, also again, and waits until it answers."""
+        """Starts it, also again, and waits until it listens."""
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         end = time.monotonic() + _SECONDS_TO_START
-        while True:
-            try:
-                urllib.request.urlopen(f"{self.address}/moto-api/", timeout=5).close()
-                return
-            except urllib.error.HTTPError:
-                return  # of a server that does not know this page
-            except OSError:
-                if self._process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"did not start: {self._command}") from None
-                time.sleep(0.1)
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"did not start: {self._command}")
+            time.sleep(0.1)
+
+    def _listens(self) -> bool:
+        """Returns whether this process listens at the port, which another one may have taken."""
+        with contextlib.suppress(psutil.Error):  # it has ended
+            connections = psutil.Process(self._process.pid).net_connections("tcp")
+            listening = [one for one in connections if one.status == psutil.CONN_LISTEN]
+            return any(one.laddr.port == self._port for one in listening)
+        return False
 
     def kill(self) -> None:
         """Kills it; ends `azurite-blob` by SIGTERM, which loses its containers otherwise."""
