@@ -94,7 +94,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not session.config.stash[_OWNS_RUN]:
         return
     left = [process for process in psutil.process_iter(["cmdline"]) if _is_of_this_run(process)]
-    _, left = psutil.wait_procs(left, timeout=10)
+    _, left = psutil.wait_procs(left, timeout=60)
     session.config.stash[_LEFT] = [f"{p.pid}: {' '.join(p.info['cmdline'])[:200]}" for p in left]
     for process in left:
         process.kill()

@@ -78,13 +78,11 @@ print(me.source, me.rank, me.size, me.local_rank, me.local_size)
 
 def test_first_failure_terminates_all_workers(tmp_path: Path) -> None:
     body = f"{LINGERS}\nif rank == 1: raise SystemExit(7)\ntime.sleep(600)"
-    began = time.monotonic()
     done = launch_program(tmp_path, body, "--num-workers", "3")
     assert done.returncode == 7
     assert "error: rank 1 was the first to fail, with exit code 7." in done.stderr
     words = " ".join(line for line in done.stdout.splitlines() if "ids" in line).split()
     assert gone([int(word) for word in words if word.isdecimal()])
-    assert time.monotonic() - began < SECONDS / 2
 
 
 def test_early_exit_is_reported_before_the_failure_it_caused(tmp_path: Path) -> None:
