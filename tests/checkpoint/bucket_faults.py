@@ -163,7 +163,10 @@ def meet_faults(scheme: str, server: buckets.Server, folder: Path, num_saves: in
     )
     create = buckets.create_container if scheme == "az" else buckets.create_bucket
     create(server.address, "bucket")
-    with pytest.MonkeyPatch.context() as patch, buckets.through_proxy(server.address, patch) as one:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        buckets.through_proxy(server.address, patch, read_timeout="1s") as one,
+    ):
         patch.setitem(object_store.RETRY, "retry_timeout", timedelta(seconds=20))
         buckets.upload(folder, f"{scheme}://bucket/data")
         for number, (name, make) in enumerate(faults.items()):

@@ -179,12 +179,21 @@ def endpoints(address: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def through_proxy(address: str, patch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Runs a proxy before a server, and makes it the endpoint of this process."""
+def through_proxy(
+    address: str, patch: pytest.MonkeyPatch, read_timeout: str = "60s"
+) -> Iterator[Proxy]:
+    """Runs a proxy before a server, and makes it the endpoint of this process.
+
+    Args:
+        address: Address of the server.
+        patch: Sets the environment.
+        read_timeout: Time after which clients repeat a request that has no answer; short only for
+            the fault `stall`, because a busy server answers late.
+    """
     proxy = Proxy(address)
     for name, value in endpoints(proxy.address).items():
         patch.setenv(name, value)
-    patch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", "1s")
+    patch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", read_timeout)
     patch.setitem(object_store.CLIENT_OPTIONS, "allow_http", True)
     object_store.store_of.cache_clear()
     try:

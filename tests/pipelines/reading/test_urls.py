@@ -201,14 +201,17 @@ def every(numbers_of_faults: dict[int, buckets.Fault]) -> Callable[[str, str], b
     )
 
 
-def test_faults_of_the_network_change_nothing(proxy: buckets.Proxy, local: Path) -> None:
+@pytest.mark.usefixtures("proxy")
+def test_faults_of_the_network_change_nothing(
+    s3_server: str, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = f"s3://bucket/folder-{next(_numbers_of_folders)}"
-    proxy.fault = lambda method, path: ""
-    buckets.upload(local, url)
     expected = numbers.order(pipelines.read(local, 10, shuffle_buffer=300, seed=2))
-    dataset = pipelines.read(url, 10, shuffle_buffer=300, seed=2)
-    proxy.fault = every({0: "503", 1: "cut", 2: "503", 4: "stall", 5: "cut"})
-    assert numbers.order(dataset) == expected
+    with buckets.through_proxy(s3_server, monkeypatch, read_timeout="1s") as proxy:
+        buckets.upload(local, url)
+        dataset = pipelines.read(url, 10, shuffle_buffer=300, seed=2)
+        proxy.fault = every({0: "503", 1: "cut", 2: "503", 4: "stall", 5: "cut"})
+        assert numbers.order(dataset) == expected
 
 
 def test_denied_permission_is_one_line(proxy: buckets.Proxy, local: Path) -> None:
