@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -96,9 +95,7 @@ def test_smoke_leaves_a_run_folder(tmp_path: Path) -> None:
 
 def test_interrupt_saves_the_last_state(tmp_path: Path) -> None:
     line = command("--epochs=100000", "--run-dir=run", "--data-dir=data")
-    # A shell starts background jobs with interrupts ignored, and children inherit that.
-    undo = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with starting.piped(*line, cwd=tmp_path, env=ENVIRONMENT, preexec_fn=undo) as process:
+    with starting.piped(*line, cwd=tmp_path, env=ENVIRONMENT) as process:
         starting.wait_for_line(process, "Epoch 2/")
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=starting.SECONDS)
