@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from pipelines.errors import DataError
+from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard, check_shards, load_index
 from pipelines.format.record_file import Compression, frame
 from pipelines.storage import AnyPath, RemotePath
@@ -149,7 +150,7 @@ def existing_index(directory: AnyPath, expected_attributes: Mapping[str, object]
 def publish(
     folder: Path, directory: Path, index: Index, expected_attributes: Mapping[str, object]
 ) -> Index:
-    """Writes the index to a folder of shards and renames the folder to its final name.
+    """Completes a folder of shards with its index and offsets, and renames it to its final name.
 
     Args:
         folder: The folder of the shards, on the same file system as `directory`.
@@ -163,12 +164,15 @@ def publish(
     Raises:
         DataError: Another process published a folder with other data.
     """
-    write_index(folder, index)
-    # The contents must reach the disk before the name does. Otherwise a power failure could leave
-    # empty files under the final name.
-    for path in [*folder.iterdir(), folder]:
-        _sync(path)
     try:
+        if not index.compression:
+            # The first reader would have to scan the shards, in a bucket by downloading them.
+            offsets.save(folder, index)
+        write_index(folder, index)
+        # The contents must reach the disk before the name does. Otherwise a power failure could
+        # leave empty files under the final name.
+        for path in [*folder.iterdir(), folder]:
+            _sync(path)
         folder.rename(directory)  # succeeds only if the name is free or an empty folder
     except OSError:
         if found := existing_index(directory, expected_attributes):

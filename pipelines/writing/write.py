@@ -12,10 +12,13 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from pipelines import storage
+from pipelines.format import offsets
 from pipelines.format.examples import encode
 from pipelines.format.feature import Feature
-from pipelines.format.index import INDEX_NAME, Index, Shard
+from pipelines.format.index import INDEX_NAME, Index
 from pipelines.storage import AnyPath, RemotePath
 from pipelines.writing.publish import ShardWriter, existing_index, index_json, publish, shard_name
 
@@ -69,17 +72,18 @@ def write_shards(
     if found := existing_index(directory, attributes):
         return found
     if isinstance(directory, RemotePath):
-        shards = _write_files(examples, directory, features, num_shards)
-        index = Index(source=source, features=features, shards=shards)
+        writers = _write_files(examples, directory, features, num_shards)
+        index = _index(source, features, writers)
+        table = itertools.chain.from_iterable(writer.offsets for writer in writers)
+        offsets.store(directory, index, np.fromiter(table, np.int64))
         # The index makes the shards a data set. A later writer replaces it with the same data.
         (directory / INDEX_NAME).write_bytes(index_json(index))
         return index
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder_beside(directory) as folder:
-        shards = _write_files(examples, folder, features, num_shards)
-        index = Index(source=source, features=features, shards=shards)
-        return publish(folder, directory, index, attributes)
+        writers = _write_files(examples, folder, features, num_shards)
+        return publish(folder, directory, _index(source, features, writers), attributes)
 
 
 def _write_files(
@@ -87,13 +91,18 @@ def _write_files(
     folder: AnyPath,
     features: Sequence[Feature],
     num_shards: int,
-) -> tuple[Shard, ...]:
+) -> list[ShardWriter]:
     paths = [folder / shard_name(i, num_shards) for i in range(num_shards)]
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path)) for path in paths]
         for example, writer in zip(examples, itertools.cycle(writers), strict=False):
             writer.write(encode(example, features))
-    return tuple(writer.shard for writer in writers)
+    return writers
+
+
+def _index(source: str, features: tuple[Feature, ...], writers: Sequence[ShardWriter]) -> Index:
+    shards = tuple(writer.shard for writer in writers)
+    return Index(source=source, features=features, shards=shards)
 
 
 @contextlib.contextmanager

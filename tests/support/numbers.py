@@ -23,7 +23,7 @@ def examples(num_records: int) -> Iterator[dict[str, object]]:
         yield {"number": i, "array": np.full((2, 3), i % 256, np.uint8)}
 
 
-def write(directory: Path, num_records: int, num_shards: int) -> pipelines.Index:
+def write(directory: Path | str, num_records: int, num_shards: int) -> pipelines.Index:
     """Writes the records as shards, and returns the index."""
     return pipelines.write_shards(
         examples(num_records), directory, FEATURES, num_shards=num_shards, source="numbers"

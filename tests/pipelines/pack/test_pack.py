@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pipelines
-from pipelines.format import record_file
+from pipelines.format import offsets, record_file
 from pipelines.format.examples import decode
 from pipelines.pack import packing
 from pipelines.pack.__main__ import main
@@ -50,6 +50,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_every_image_is_packed_once(source: Path, tmp_path: Path, compression: str) -> None:
     assert run(source, tmp_path / "packed", "--compression", compression) == 0
     index = pipelines.load_index(tmp_path / "packed")
+    assert (offsets.OFFSETS_NAME in files(tmp_path / "packed")) == (compression == "none")
     assert [shard.num_records for shard in index.shards] == [8, 8, 7, 7]
     assert {f.name: f.label_names for f in index.features}["label"] == ("cat", "dog")
     found = sorted(examples(tmp_path / "packed"), key=lambda example: example["file"][-7:])

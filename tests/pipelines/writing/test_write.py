@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import pipelines
+from pipelines.format import offsets, record_file
 from pipelines.format.index import check_shards
 from tests.support import numbers
+from tests.support.packages import require_obstore
 from tests.support.starting import python
 
 KILLED = """
@@ -41,6 +43,18 @@ def test_index_describes_the_files(tmp_path: Path) -> None:
     assert [shard.num_records for shard in index.shards] == [4, 3, 3]
     check_shards(tmp_path / "data", index.shards, checksums=True)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_offsets_are_stored_with_the_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_obstore()
+    # The first reader of a bucket would otherwise download all of it to find the records.
+    places: list[Path | str] = [tmp_path / "data", "memory://bucket/written"]
+    written = {place: numbers.write(place, num_records=10, num_shards=3) for place in places}
+    monkeypatch.setattr(record_file, "offsets", lambda path: pytest.fail(f"scans {path}"))
+    for place, index in written.items():
+        assert len(offsets.load(place, index)) == 10
 
 
 def test_folder_is_reused(tmp_path: Path) -> None:
