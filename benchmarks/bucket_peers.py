@@ -1,7 +1,7 @@
 """Cold epochs from an S3 server, read by `pipelines` and by other libraries.
 
     python -m benchmarks.bucket_peers write READER FOLDER IMAGES
-    python -m benchmarks.bucket_peers read READER ADDRESS
+    python -m benchmarks.bucket_peers read READER
 
 Both run in a process of their own: a reader should not find anything ready, and PyTorch, which some
 readers import, crashes beside TensorFlow.
@@ -22,11 +22,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import bucket
+from pipelines import object_store
 from pipelines.quiet import quieten_tensorflow
 
 _BATCH_SIZE, _SHUFFLE_BUFFER, _NUM_SHARDS = 256, 5000, 8
@@ -43,13 +45,13 @@ class _Peer(NamedTuple):
         imports: What has to be installed, and is imported before the time is taken.
         format: Name of the folder with its files.
         write: Writes examples with JPEG bytes as `"image"` to a folder.
-        read: Returns an iterator over sizes of batches, given the server's address.
+        read: Returns an iterator over sizes of batches.
     """
 
     imports: tuple[str, ...]
     format: str
     write: Callable[[Examples, Path], None]
-    read: Callable[[str], Iterator[int]]
+    read: Callable[[], Iterator[int]]
 
 
 def measure(reader: str, address: str) -> dict[str, float]:
@@ -59,7 +61,7 @@ def measure(reader: str, address: str) -> dict[str, float]:
         The number of images, seconds until the first and the last batch without imports, and
         seconds of processor time.
     """
-    return dict(json.loads(_in_new_process("read", reader, address).splitlines()[-1]))
+    return dict(json.loads(_in_new_process(address, "read", reader).splitlines()[-1]))
 
 
 def available() -> list[str]:
@@ -75,18 +77,15 @@ def upload(num_images: int, folder: Path) -> None:
     for reader in available():
         path = folder / _PEERS[reader].format
         if not path.exists():
-            _in_new_process("write", reader, str(path), str(num_images))
+            _in_new_process("", "write", reader, str(path), str(num_images))
             buckets.upload(path, f"s3://bucket/{path.name}")
 
 
-def _in_new_process(*arguments: str) -> str:
-    # Each library has a variable of its own for the address of the server.
-    address = {"S3_ENDPOINT_URL": os.environ["AWS_ENDPOINT_URL"]}
-    if arguments[0] == "read":
-        address = dict.fromkeys(("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"), arguments[-1])
+def _in_new_process(address: str, *arguments: str) -> str:
     return subprocess.run(
         [sys.executable, "-m", __name__, *arguments],
-        env=os.environ | address,
+        # Libraries have different variables for the address of the server.
+        env=os.environ | {"AWS_ENDPOINT_URL": address, "S3_ENDPOINT_URL": address},
         stdout=subprocess.PIPE,
         text=True,
         timeout=_TIMEOUT_SECONDS,
@@ -103,7 +102,7 @@ def _read_shards(where: str) -> Iterator[int]:
     return (int(batch["image"].shape[0]) for batch in dataset)
 
 
-def _download_and_read(_: str) -> Iterator[int]:
+def _download_and_read() -> Iterator[int]:
     """Copies the shards to this machine, several at once, and reads the copies."""
     from pipelines import storage
 
@@ -122,11 +121,14 @@ def _write_shards(examples: Examples, folder: Path) -> None:
     pipelines.write_shards(examples, folder, (feature,), num_shards=_NUM_SHARDS, source="images")
 
 
-def _read_tars(address: str) -> Iterator[int]:
-    """Reads with WebDataset, which starts `curl` for each file."""
+def _read_tars() -> Iterator[int]:
+    """Reads signed URLs with WebDataset, which starts `curl` for each."""
+    import obstore
     import webdataset
 
-    urls = [f"{address}/bucket/tars/{number}.tar" for number in range(_NUM_SHARDS)]
+    store = object_store.store_of("s3://bucket")
+    paths = [f"tars/{number}.tar" for number in range(_NUM_SHARDS)]
+    urls = obstore.sign(store, "GET", paths, timedelta(seconds=_TIMEOUT_SECONDS))
     dataset: Any = webdataset.WebDataset(urls, shardshuffle=_NUM_SHARDS, seed=1)
     return map(len, dataset.shuffle(_SHUFFLE_BUFFER).batched(_BATCH_SIZE, collation_fn=None))
 
@@ -142,7 +144,7 @@ def _write_tars(examples: Examples, folder: Path) -> None:
             tars[number % _NUM_SHARDS].addfile(member, BytesIO(example["image"]))
 
 
-def _read_mds(_: str) -> Iterator[int]:
+def _read_mds() -> Iterator[int]:
     import streaming
 
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +169,7 @@ def _write_mds(examples: Examples, folder: Path) -> None:
 _PIPELINES = ("pipelines", "tensorflow")
 _PEERS = {
     "pipelines": _Peer(
-        _PIPELINES, "shards", _write_shards, lambda _: _read_shards("s3://bucket/shards")
+        _PIPELINES, "shards", _write_shards, lambda: _read_shards("s3://bucket/shards")
     ),
     "downloaded first": _Peer(_PIPELINES, "shards", _write_shards, _download_and_read),
     "WebDataset": _Peer(("webdataset",), "tars", _write_tars, _read_tars),
@@ -175,17 +177,17 @@ _PEERS = {
 }
 
 
-def main(action: str, reader: str, where: str, num_images: str = "0") -> None:
+def main(action: str, reader: str, folder: str = "", num_images: str = "0") -> None:
     """Writes files, or reads them and prints what `measure` returns."""
     quieten_tensorflow()
     peer = _PEERS[reader]
     if action == "write":
-        peer.write(bucket.images(int(num_images)), Path(where))
+        peer.write(bucket.images(int(num_images)), Path(folder))
         return
     for name in peer.imports:
         importlib.import_module(name)
     cpu, began = _cpu_seconds(), time.perf_counter()
-    batches = peer.read(where)
+    batches = peer.read()
     count = next(batches)
     first = time.perf_counter() - began
     count += sum(batches)
