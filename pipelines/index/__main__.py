@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from pipelines import storage
 from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
+from pipelines.format import offsets
 from pipelines.format.feature import Feature
 from pipelines.format.index import INDEX_NAME
 from pipelines.storage import AnyPath
@@ -48,12 +49,14 @@ def _make(
     if not shards:
         raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
-    index = make_index(
+    index, table = make_index(
         shards, target, declared, num_workers or parallel_tasks.default_num_workers()
     )
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     link_shards(index, shards, target)
+    if not index.compression:
+        offsets.store(target, index, table)
     write_index(target, index)
     command_line.print_summary(index, target)
 

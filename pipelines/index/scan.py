@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from pipelines import storage
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
@@ -34,16 +36,23 @@ class _File(NamedTuple):
 
 @dataclass
 class _Contents:
-    """The result of scanning one file."""
+    """The result of scanning one file.
+
+    Attributes:
+        shard: Description of the file.
+        offsets: Offset of each record in the uncompressed file.
+        seen: Statistics of each feature.
+    """
 
     shard: Shard
+    offsets: np.ndarray
     seen: dict[str, infer.FeatureStatistics] = field(default_factory=dict)
 
 
 def make_index(
     files: Sequence[AnyPath], directory: AnyPath, declared: Sequence[Feature], num_workers: int
-) -> Index:
-    """Scans shards and returns their index.
+) -> tuple[Index, np.ndarray]:
+    """Scans shards and returns their index and the offsets of their records.
 
     Args:
         files: The shards of one data set.
@@ -52,7 +61,8 @@ def make_index(
         num_workers: Number of processes that read.
 
     Returns:
-        The index, which is not written yet.
+        The index, and the offset of each record in its uncompressed file, shard by shard. Nothing
+        is written yet.
 
     Raises:
         DataError: A file or record is damaged or is not a TFRecord or `tf.train.Example`, shards
@@ -77,12 +87,13 @@ def make_index(
     )
     shards = tuple(found.shard for found in contents)
     digest = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16]
-    return Index(
+    index = Index(
         source=f"TFRecord files {digest}",
         features=_features(contents, files[0].parent, declared),
         compression=compression,
         shards=shards,
     )
+    return index, np.concatenate([found.offsets for found in contents])
 
 
 def link_shards(index: Index, files: Sequence[AnyPath], directory: AnyPath) -> None:
@@ -138,22 +149,23 @@ def _check_complete(files: Sequence[AnyPath]) -> None:
 def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:
     from pipelines.format.examples import parse_message  # imports TensorFlow
 
-    num_records, seen = 0, dict[str, infer.FeatureStatistics]()
+    offsets: list[int] = []
+    seen: dict[str, infer.FeatureStatistics] = {}
     for record in record_file.intact_records(file.path, file.compression):
         infer.add_example(
             seen, parse_message(record.data, f"{file.path}: record at byte {record.offset}")
         )
-        num_records += 1
-        if num_records % _NUM_BETWEEN_REPORTS == 0:
+        offsets.append(record.offset)
+        if len(offsets) % _NUM_BETWEEN_REPORTS == 0:
             advance(_NUM_BETWEEN_REPORTS)
-    advance(num_records % _NUM_BETWEEN_REPORTS)
+    advance(len(offsets) % _NUM_BETWEEN_REPORTS)
     shard = Shard(
         name=file.name,
-        num_records=num_records,
+        num_records=len(offsets),
         num_bytes=storage.num_bytes(file.path),
         sha256=sha256_of(file.path),
     )
-    return _Contents(shard, seen)
+    return _Contents(shard, np.array(offsets, np.int64), seen)
 
 
 def _features(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pipelines
+from pipelines.format import offsets
 from pipelines.index.__main__ import main
 from tests.support import by_hand, numbers, pictures
 
@@ -47,6 +48,8 @@ def test_features_are_inferred(tmp_path: Path, compression: str) -> None:
     by_hand.write(tmp_path / "a-0.tfrecord", RECORDS[:4], compression)
     by_hand.write(tmp_path / "a-1.tfrecord", RECORDS[4:], compression)
     assert index(tmp_path) == 0
+    # Without offsets, the first reader would scan the shards a second time.
+    assert (tmp_path / offsets.OFFSETS_NAME).exists() == (not compression)
     assert features(tmp_path) == {
         "image": ("uint8", (20, 24, 3), "png"),
         "label": ("int64", (), "list"),
@@ -56,6 +59,7 @@ def test_features_are_inferred(tmp_path: Path, compression: str) -> None:
     }
     found = pipelines.load_index(tmp_path)
     assert [shard.num_records for shard in found.shards] == [4, 2]
+    assert not offsets.mismatches(tmp_path, found)
     labels = [int(i) for batch in pipelines.read(tmp_path, 4) for i in batch["label"]]
     assert sorted(labels) == list(range(6))
 
