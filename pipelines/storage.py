@@ -8,6 +8,7 @@ each cloud.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -375,7 +376,10 @@ class _Reader(io.RawIOBase):
 
 
 class _Upload:
-    """A streaming upload. The object appears when the block ends without an error."""
+    """A streaming upload. The object appears when the block ends without an error.
+
+    Otherwise the upload is discarded, so that a former version of the object remains.
+    """
 
     def __init__(self, path: RemotePath) -> None:
         self._path = path
@@ -387,6 +391,9 @@ class _Upload:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         if kind is None:
             self.close()
+            return
+        with contextlib.suppress(OSError, DataError), translated(self._path, "write"):
+            self._writer.__exit__(kind, error, traceback)
 
     def write(self, data: bytes) -> int:
         """Appends data."""

@@ -82,9 +82,10 @@ class ShardWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if kind is not None:  # this discards the upload of a remote file
+            self._file.__exit__(kind, error, traceback)
+            return
         with self._file:
-            if kind is not None:
-                return
             self._flush()
             if self._compressor:
                 self._put(self._compressor.flush())
