@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -43,6 +44,18 @@ _PERMISSIONS: dict[str, dict[Action, str]] = {
         "write": "Storage Blob Data Contributor",
         "delete": "Storage Blob Data Contributor",
     },
+}
+
+
+#: What an error says if the bucket does not exist: that of S3, Azure and Google.
+_MISSING_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+#: Where clients get credentials on machines of a cloud, if nothing else has them.
+_CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
+#: Variables with credentials, by the first letter of the URL's scheme.
+_CREDENTIALS = {
+    "s": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "g": "GOOGLE_APPLICATION_CREDENTIALS",
+    "a": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 
 
@@ -91,6 +104,8 @@ def _profile_credentials() -> dict[str, Any]:
         provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider()
     except ImportError:
         raise DataError("AWS_PROFILE requires boto3: pip install boto3") from None
+    except Exception as error:  # of botocore, such as for a profile that does not exist
+        raise DataError(f"AWS_PROFILE={os.environ['AWS_PROFILE']}: {_summary(error)}") from None
     return {"credential_provider": provider}
 
 
@@ -115,7 +130,11 @@ def translated(path: object, action: Action = "read") -> Iterator[None]:
     errors = library().exceptions
     try:
         yield
-    except FileNotFoundError:
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        if _names_missing_bucket(error):
+            raise _missing_bucket(path) from None
         raise FileNotFoundError(2, "No such object", str(path)) from None
     except errors.AlreadyExistsError:
         raise FileExistsError(17, "The object exists already", str(path)) from None
@@ -124,12 +143,33 @@ def translated(path: object, action: Action = "read") -> Iterator[None]:
     except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
         needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
         raise DataError(
-            f"{path}: permission denied ({_first_line(error)}). Set the credentials of the cloud, "
+            f"{path}: permission denied ({_summary(error)}). Set the credentials of the cloud, "
             f"and grant them {needed} for this path."
         ) from None
     except errors.BaseError as error:
-        raise TransferError(f"{path}: {_first_line(error)}") from None
+        if _names_missing_bucket(error):
+            raise _missing_bucket(path) from None
+        if any(address in str(error) for address in _CREDENTIAL_SERVICES):
+            variables = _CREDENTIALS.get(str(path)[:1], "its environment variables")
+            raise TransferError(
+                f"{path}: found no credentials of the cloud: set {variables} ({_summary(error)})"
+            ) from None
+        raise TransferError(f"{path}: {_summary(error)}") from None
+    except ValueError as error:  # an invalid name of a bucket or an object
+        raise DataError(f"{path}: {_summary(error)}") from None
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def _names_missing_bucket(error: BaseException) -> bool:
+    return any(text in str(error) for text in _MISSING_BUCKET)
+
+
+def _missing_bucket(path: object) -> DataError:
+    return DataError(f"{path}: there is no such bucket; create it, or check its name")
+
+
+def _summary(error: BaseException) -> str:
+    """Returns the first line of an error, and the reason that the server gives in XML."""
+    text = str(error).strip()
+    first = re.sub(r":? *<[?!a-zA-Z].*", "", text.partition("\n")[0])
+    found = (re.search(rf"<{tag}>(.+?)</{tag}>", text) for tag in ("Code", "Message"))
+    return ": ".join([first, *(match[1] for match in found if match)])

@@ -62,11 +62,16 @@ class RemotePath:
     """A file or folder in an object store, with a subset of the methods of `pathlib.Path`.
 
     Args:
-        url: Its URL, such as `s3://bucket/folder/file`.
+        url: Its URL, such as `s3://bucket/folder/file`. The key is not percent-encoded.
+
+    Raises:
+        DataError: It has no bucket.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
+        if not is_object_store(self._url):
+            raise DataError(f"{url}: expected a bucket, as in s3://bucket/folder")
 
     def __str__(self) -> str:
         return self._url
@@ -257,18 +262,19 @@ class RemotePath:
                 entry["path"].removeprefix(prefix): _mark(entry)
                 for chunk in library().list(self._store, self._key or None)
                 for entry in chunk
+                if entry["path"] != self._key  # an empty object that stands for the folder itself
             }
 
         return repeated(self, listed, "list")
 
     @property
     def _store(self) -> Any:
-        parts = urlsplit(self._url)
-        return store_of(f"{parts.scheme}://{parts.netloc}")
+        return store_of("/".join(self._url.split("/", 3)[:3]))
 
     @property
     def _key(self) -> str:
-        return unquote(urlsplit(self._url).path).strip("/")
+        """The key as it is: `%20`, `#` and `?` have no special meaning in the tools of clouds."""
+        return "/".join(self._url.split("/", 3)[3:]).strip("/")
 
 
 #: A local path, or one in an object store.
@@ -280,7 +286,7 @@ def at(location: str | Path | RemotePath) -> AnyPath:
     if isinstance(location, Path | RemotePath):
         return location
     if location.startswith("file://"):
-        return Path(unquote(urlsplit(location).path))
+        return _local(location)
     if not is_url(location):
         return Path(location)
     if not is_object_store(location):
@@ -329,7 +335,7 @@ def in_order(
 
 def is_url(location: str) -> bool:
     """Returns whether a location is a URL and not a local path."""
-    return re.match(r"[a-z][a-z0-9+.-]+://", location) is not None
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", location) is not None
 
 
 def is_object_store(location: str) -> bool:
@@ -405,6 +411,14 @@ class _Upload:
         """Completes the upload."""
         with translated(self._path, "write"):
             self._writer.close()
+
+
+def _local(url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise DataError(f"{url}: expected an absolute path, as in file:///data/images")
+    # Of all characters, only those that are percent-encoded have another meaning than in a path.
+    return Path(unquote(url.removeprefix(f"file://{parts.netloc}")))
 
 
 def _mark(facts: Mapping[str, Any]) -> tuple[int, str]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import urllib.request
+from collections.abc import Iterator
 
 import pytest
 
+from pipelines import DataError, object_store, storage
+from pipelines.pack.__main__ import main as pack
 from pipelines.storage import RemotePath
 from pipelines.writing.publish import ShardWriter
+from tests.support import buckets
 from tests.support.packages import require_obstore
 
 require_obstore()
@@ -20,6 +25,14 @@ def folder() -> RemotePath:
     return RemotePath(f"memory://bucket/storage-{next(_numbers_of_folders)}")
 
 
+@pytest.fixture(scope="module")
+def proxy(s3_server: str) -> Iterator[buckets.Proxy]:
+    """A proxy before an S3 server that has the bucket `names`."""
+    buckets.create_bucket(s3_server, "names")
+    with pytest.MonkeyPatch.context() as patch, buckets.through_proxy(s3_server, patch) as proxy:
+        yield proxy
+
+
 def test_failed_shard_leaves_the_former_object(folder: RemotePath) -> None:
     """Otherwise a part that runs twice could replace a published shard by a partial one."""
     (folder / "b").write_bytes(b"complete")
@@ -28,3 +41,59 @@ def test_failed_shard_leaves_the_former_object(folder: RemotePath) -> None:
             writer.write(b"partial")
             raise InterruptedError
     assert folder.sizes() == {"b": 8}
+
+
+@pytest.mark.parametrize("name", ["a#1", "what?", "a%20b", "a b", "日本", "100%", "+*[1]{2}"])
+def test_names_of_objects_are_what_a_listing_returns(folder: RemotePath, name: str) -> None:
+    (folder / name).write_bytes(name.encode())
+    assert folder.sizes() == {name: len(name.encode())}
+    assert (folder / name).read_bytes() == name.encode()
+
+
+def test_object_that_stands_for_the_folder_is_no_file(proxy: buckets.Proxy) -> None:
+    """The console of AWS creates one for each folder."""
+    request = urllib.request.Request(f"{proxy.address}/names/new/", b"", method="PUT")
+    urllib.request.urlopen(request, timeout=30).close()
+    assert RemotePath("s3://names/new").sizes() == {}
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://", "expected a bucket, as in s3://bucket/folder"),
+        ("s3://names/a//b", "a//b: .* empty path segment"),
+        ("s3://names/../b", 'illegal character sequence ".."'),
+        ("s3://No Bucket/a", "s3://No Bucket: invalid domain character"),
+        ("s3://missing/a", "s3://missing/a/?.*: there is no such bucket; create it"),
+        ("S3://names/a", "expected a local path, s3://, gs:// or az://"),
+        ("file://data/a", "expected an absolute path, as in file:///data/images"),
+    ],
+)
+def test_url_that_cannot_be_used_is_one_line(
+    proxy: buckets.Proxy, url: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(DataError, match=message):
+        storage.at(url).read_bytes()
+    assert pack([url, "memory://bucket/packed"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_reason_of_the_server_is_named(proxy: buckets.Proxy) -> None:
+    (RemotePath("s3://names") / "object").write_bytes(b"1")
+    with pytest.raises(DataError, match=r"416 .*: InvalidRange: The requested range"):
+        RemotePath("s3://names/object").read_range(5, 9)
+
+
+def test_missing_credentials_and_profiles_are_named(
+    proxy: buckets.Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = object_store.library().exceptions.GenericError("PUT http://169.254.169.254/latest")
+    with (
+        pytest.raises(DataError, match="found no credentials .*: set AWS_ACCESS_KEY_ID"),
+        object_store.translated("s3://a/b"),
+    ):
+        raise error
+    pytest.importorskip("boto3")
+    monkeypatch.setenv("AWS_PROFILE", "unknown")
+    with pytest.raises(DataError, match=r"^AWS_PROFILE=unknown: The config profile"):
+        RemotePath("s3://other/object").read_bytes()
