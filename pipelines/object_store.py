@@ -18,10 +18,18 @@ _Result = TypeVar("_Result")
 
 #: Attempts of a request whose answer ends early, beyond the retries of obstore.
 NUM_ATTEMPTS = 4
-#: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried.
-CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s"}
+#: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried. The
+#: whole of an answer may take longer, because many requests share a slow connection.
+CLIENT_OPTIONS: dict[str, Any] = {
+    "connect_timeout": "10s",
+    "read_timeout": "20s",
+    "timeout": "10m",
+}
 #: Failed requests are repeated until `retry_timeout`. A server may be unreachable for that long.
 RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
+#: The same for large uploads, whose `read_timeout` includes the time that sending the data takes.
+UPLOAD_OPTIONS: dict[str, Any] = {"read_timeout": "3m"}
+UPLOAD_RETRY: dict[str, Any] = {"retry_timeout": timedelta(minutes=9)}
 
 #: What a request does, and the permission that it needs, by the first letter of the URL's scheme.
 Action = Literal["read", "list", "write", "delete"]
@@ -79,13 +87,21 @@ def library() -> Any:
 
 
 @functools.cache
-def store_of(root: str) -> Any:
-    """Returns the store of a bucket, one per process. Stores in memory live as long as it does."""
+def store_of(root: str, for_uploads: bool = False) -> Any:
+    """Returns the store of a bucket, one per process. Stores in memory live as long as it does.
+
+    Args:
+        root: URL of the bucket.
+        for_uploads: Whether for large uploads, which may take long.
+    """
     library()
     stores = importlib.import_module("obstore.store")
     if root.startswith("memory://"):
-        return stores.MemoryStore()
-    client, options = dict(CLIENT_OPTIONS), {}
+        return store_of(root) if for_uploads else stores.MemoryStore()
+    client, retry, options = dict(CLIENT_OPTIONS), dict(RETRY), {}
+    if for_uploads:
+        client |= UPLOAD_OPTIONS
+        retry |= UPLOAD_RETRY
     if root.startswith(("s3://", "s3a://")):
         options = _profile_credentials()
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
@@ -93,7 +109,7 @@ def store_of(root: str) -> Any:
             options["endpoint"] = endpoint
             client["allow_http"] = endpoint.startswith("http://")
     with translated(root):
-        return stores.from_url(root, client_options=client, retry_config=RETRY, **options)
+        return stores.from_url(root, client_options=client, retry_config=retry, **options)
 
 
 def _profile_credentials() -> dict[str, Any]:

@@ -40,6 +40,8 @@ _BUFFER_BYTES = 4 << 20
 #: Parts of a file that are transferred at the same time, and the smallest size of a part. Object
 #: stores take at most 10,000 parts. The memory of a transfer is the product of the two.
 _NUM_PARTS, _PART_BYTES, _MAX_PARTS = 4, 8 << 20, 9_000
+#: Larger data are uploaded with the timeouts of large uploads.
+_SMALL_BYTES = 1 << 20
 #: Small files that `in_order` reads at the same time.
 _NUM_READ_AHEAD = 32
 
@@ -169,12 +171,11 @@ class RemotePath:
         Raises:
             FileExistsError: The object exists, and `overwrite` is false.
         """
+        store = self._store if len(data) <= _SMALL_BYTES else self._upload_store
         if overwrite:
-            return repeated(
-                self, lambda: _identity(library().put(self._store, self._key, data)), "write"
-            )
+            return repeated(self, lambda: _identity(library().put(store, self._key, data)), "write")
         with translated(self, "write"):
-            return _identity(library().put(self._store, self._key, data, mode="create"))
+            return _identity(library().put(store, self._key, data, mode="create"))
 
     def replace(self, data: bytes, identity: dict[str, str]) -> dict[str, str]:
         """Writes the object if it still has a version, and returns the identity of the new one.
@@ -195,7 +196,8 @@ class RemotePath:
         """
         part = max(_PART_BYTES, -(-file.stat().st_size // _MAX_PARTS))
         options = {"chunk_size": part, "max_concurrency": _NUM_PARTS}
-        repeated(self, lambda: library().put(self._store, self._key, file, **options), "write")
+        store = self._upload_store
+        repeated(self, lambda: library().put(store, self._key, file, **options), "write")
 
     def download(self, file: Path) -> None:
         """Copies the object to a local file, in parts, with bounded memory."""
@@ -223,7 +225,8 @@ class RemotePath:
         """
         if target._store is not self._store:
             raise DataError(f"{target}: expected a path in the bucket of {self}")
-        repeated(self, lambda: library().copy(self._store, self._key, target._key), "write")
+        store = self._upload_store  # the server may take long, too
+        repeated(self, lambda: library().copy(store, self._key, target._key), "write")
 
     def delete_below(self, names: Iterable[str]) -> None:
         """Deletes objects of this folder, in the given order.
@@ -269,7 +272,15 @@ class RemotePath:
 
     @property
     def _store(self) -> Any:
-        return store_of("/".join(self._url.split("/", 3)[:3]))
+        return store_of(self._bucket)
+
+    @property
+    def _upload_store(self) -> Any:
+        return store_of(self._bucket, for_uploads=True)
+
+    @property
+    def _bucket(self) -> str:
+        return "/".join(self._url.split("/", 3)[:3])
 
     @property
     def _key(self) -> str:
@@ -389,7 +400,10 @@ class _Upload:
 
     def __init__(self, path: RemotePath) -> None:
         self._path = path
-        self._writer = library().open_writer(path._store, path._key)
+        # Fewer parts at a time than by default, which would share a slow connection.
+        self._writer = library().open_writer(
+            path._upload_store, path._key, max_concurrency=_NUM_PARTS
+        )
 
     def __enter__(self) -> _Upload:
         return self

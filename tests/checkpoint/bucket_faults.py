@@ -168,6 +168,7 @@ def meet_faults(scheme: str, server: buckets.Server, folder: Path, num_saves: in
         buckets.through_proxy(server.address, patch, read_timeout="1s") as one,
     ):
         patch.setitem(object_store.RETRY, "retry_timeout", timedelta(seconds=20))
+        patch.setitem(object_store.UPLOAD_RETRY, "retry_timeout", timedelta(seconds=20))
         buckets.upload(folder, f"{scheme}://bucket/data")
         for number, (name, make) in enumerate(faults.items()):
             saved = save_under(f"{scheme}://bucket/faults-{number}", one, make(), num_saves)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_missing_credentials_and_profiles_are_named(
 ) -> None:
     error = object_store.library().exceptions.GenericError("PUT http://169.254.169.254/latest")
     with (
-        pytest.raises(DataError, match="found no credentials .*: set AWS_ACCESS_KEY_ID"),
+        pytest.raises(DataError, match=r"found no credentials .*: set AWS_ACCESS_KEY_ID"),
         object_store.translated("s3://a/b"),
     ):
         raise error
@@ -97,3 +98,25 @@ def test_missing_credentials_and_profiles_are_named(
     monkeypatch.setenv("AWS_PROFILE", "unknown")
     with pytest.raises(DataError, match=r"^AWS_PROFILE=unknown: The config profile"):
         RemotePath("s3://other/object").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["upload", "write_bytes", "open"])
+def test_slow_upload_is_no_stalled_connection(
+    proxy: buckets.Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Each request takes longer than `read_timeout` allows for an answer."""
+    monkeypatch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", "0.2s")
+    monkeypatch.setitem(object_store.RETRY, "max_retries", 0)
+    object_store.store_of.cache_clear()
+    data, path = bytes(2 << 20), RemotePath(f"s3://names/{method}")
+    (tmp_path / "file").write_bytes(data)
+    proxy.delay = 0.4
+    if method == "upload":
+        path.upload(tmp_path / "file")
+    elif method == "write_bytes":
+        path.write_bytes(data)
+    else:
+        with path.open("wb") as file:
+            file.write(data)
+    proxy.delay = 0.0
+    assert path.num_bytes() == len(data)

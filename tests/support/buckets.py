@@ -194,6 +194,7 @@ def through_proxy(
     for name, value in endpoints(proxy.address).items():
         patch.setenv(name, value)
     patch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", read_timeout)
+    patch.setitem(object_store.UPLOAD_OPTIONS, "read_timeout", read_timeout)
     patch.setitem(object_store.CLIENT_OPTIONS, "allow_http", True)
     object_store.store_of.cache_clear()
     try:

@@ -67,7 +67,7 @@ class BucketStore(Store):
             if self._pending is not None:
                 print(
                     f"Retrying the upload of the last checkpoint to {self.folder}. This may take "
-                    "minutes: requests to a server that does not respond time out after two.",
+                    "minutes: requests to a server that does not respond time out after nine.",
                     file=sys.stderr,
                     flush=True,
                 )
