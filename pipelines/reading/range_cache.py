@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import threading
 import uuid
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from pipelines.reading.read_ahead import Fetch, Range
 
+#: Names of the files of a cache, also of those that are being written.
+_NAME = re.compile(r"[0-9a-f]{64}|\.[0-9a-f]{64}\.[0-9a-f]{32}")
 #: Fraction of the size limit that may be written before old files are removed again.
 _SLACK = 0.05
 #: Fraction of the size limit that is left after old files were removed.
@@ -91,7 +94,8 @@ class _Cache:
     def _remove_old(self) -> None:
         files = []
         with contextlib.suppress(OSError), os.scandir(self._directory) as entries:
-            for entry in entries:
+            # The user may have other files in this folder.
+            for entry in filter(lambda entry: _NAME.fullmatch(entry.name), entries):
                 with contextlib.suppress(OSError):  # another process may have removed it
                     status = entry.stat()
                     files.append((status.st_mtime_ns, status.st_size, entry.path))

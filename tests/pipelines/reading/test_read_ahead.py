@@ -116,6 +116,15 @@ def test_cache_keeps_recently_used_ranges_within_its_limit(tmp_path: Path) -> No
     assert list(tmp_path.iterdir())
 
 
+def test_other_files_in_the_folder_of_a_cache_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_bytes(bytes(2000))
+    cached = cache_ranges(fetch, tmp_path, 1000, {})
+    for i in range(15):
+        cached(Range("a", 100 * i, 100 * i + 100))
+    assert (tmp_path / "thesis.txt").exists()
+    assert 0 < sum(path.stat().st_size for path in tmp_path.iterdir()) - 2000 <= 1000
+
+
 def test_truncated_file_of_the_cache_is_fetched_again(tmp_path: Path) -> None:
     wanted = Range("a", 0, 1000)
     cache_ranges(fetch, tmp_path, 10_000, {})(wanted)
