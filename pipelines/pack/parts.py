@@ -71,19 +71,35 @@ def _index(environ: Mapping[str, str]) -> tuple[int, str, int]:
     """
     for name, count in _VARIABLES[:2]:
         if name in environ:
-            return int(environ[name]), name, int(environ.get(count, "0"))
+            return _number(environ, name), name, _number(environ, count) if count else 0
     if text := environ.get("TF_CONFIG"):  # set by tfdist.launch
-        config = json.loads(text)
-        chiefs, workers = (len(config["cluster"].get(task, [])) for task in ("chief", "worker"))
-        offset = chiefs if config["task"]["type"] == "worker" else 0
-        return offset + int(config["task"]["index"]), "TF_CONFIG", chiefs + workers
+        try:
+            config = json.loads(text)
+            chiefs, workers = (len(config["cluster"].get(task, [])) for task in ("chief", "worker"))
+            offset = chiefs if config["task"]["type"] == "worker" else 0
+            return offset + int(config["task"]["index"]), "TF_CONFIG", chiefs + workers
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise DataError(
+                f"--part auto: expected a cluster and a task in TF_CONFIG, got {text!r}; unset it, "
+                "or pass a part such as --part 3/16"
+            ) from None
     for name, count in _VARIABLES[2:]:
         if name in environ and count in environ:
-            return int(environ[name]), name, int(environ[count])
+            return _number(environ, name), name, _number(environ, count)
     raise DataError(
         "--part auto: expected an array job of Slurm, an indexed job of Kubernetes, tfdist.launch "
         "or mpirun, found none of their variables; pass a part such as --part 3/16"
     )
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ.get(name, "0"))
+    except ValueError:
+        raise DataError(
+            f"--part auto: expected a number in {name}, got {environ[name]!r}; unset it, or pass a "
+            "part such as --part 3/16"
+        ) from None
 
 
 def slurm_script(arguments: Sequence[str], num_parts: int) -> str:

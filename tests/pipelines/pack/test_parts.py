@@ -127,6 +127,10 @@ def test_part_follows_from_the_index_of_the_process(
         ("auto", {"JOB_COMPLETION_INDEX": "0"}, "got 0 and no number"),
         # A task of an array of 16 that is submitted again alone.
         ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}, "--part auto/16"),
+        ("auto/2", {"JOB_COMPLETION_INDEX": ""}, "a number in JOB_COMPLETION_INDEX, got ''"),
+        ("auto", {"SLURM_PROCID": "0", "SLURM_NTASKS": "4(x2)"}, "a number in SLURM_NTASKS"),
+        ("auto", {"TF_CONFIG": "{"}, "a cluster and a task in TF_CONFIG"),
+        ("auto", {"TF_CONFIG": '{"cluster": {}, "task": []}'}, "a cluster and a task in TF_CONFIG"),
     ],
 )
 def test_unknown_parts_are_explained(text: str, environ: dict[str, str], message: str) -> None:
