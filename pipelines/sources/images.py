@@ -122,7 +122,7 @@ class ImageCoding(BaseModel):
         except DataError:
             raise
         except _DAMAGE as error:
-            raise DataError(f"{name}: not a readable image: {error}") from None
+            raise _unreadable(name, error) from None
 
     def _keeps(self, image: Image.Image) -> bool:
         return (image.format or "").lower() == self.format and self.size is self.quality is None
@@ -245,6 +245,15 @@ def _channels(paths: Sequence[Any], open_file: Callable[[Any], BinaryIO]) -> int
             with open_file(path) as file, Image.open(file) as image:
                 if image.mode not in ("L", "1"):
                     return 3
-        except OSError as error:
-            raise DataError(f"{path}: not a readable image: {error}") from None
+        except (DataError, FileNotFoundError):
+            raise
+        except _DAMAGE as error:
+            raise _unreadable(str(path), error) from None
     return 1
+
+
+def _unreadable(name: str, error: Exception) -> DataError:
+    # Pillow's message names the file object by its address in memory.
+    is_unknown = isinstance(error, UnidentifiedImageError)
+    reason = "its format is not known, or it is damaged" if is_unknown else error
+    return DataError(f"{name}: not a readable image: {reason}")

@@ -64,6 +64,15 @@ def test_image_size_determines_the_stored_shape(
     assert (example["image"] == pictures.pixels(7)[0, 0]).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"channels": 3}])
+def test_file_that_is_no_image_is_named(tmp_path: Path, options: dict[str, int]) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError) as error:
+        opened.examples(opened.source(tmp_path, **options))
+    expected = f"{tmp_path}/a.png: not a readable image: its format is not known, or it is damaged"
+    assert str(error.value) == expected
+
+
 def test_mixed_formats_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(1))
     (tmp_path / "b.bmp").write_bytes(pictures.encoded(2, "bmp"))
