@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from pipelines.format.examples import encode
 from pipelines.format.index import Index, Shard
 from pipelines.format.record_file import Compression
 from pipelines.pack.parts import Part
-from pipelines.pack.work_folder import WorkFolder, work_folder
+from pipelines.pack.work_folder import SupersededError, WorkFolder, work_folder
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
@@ -157,18 +157,26 @@ def pack(
     part = Part(0, 0) if finish else part
     with _explain_full_disk(directory), work.lock(part):
         work.prepare(plan.to_json(), part)
-        if not finish:
-            _write_missing(plan, work, num_workers, part, by_ray)
+        try:
+            if not finish:
+                _write_missing(plan, work, num_workers, part, by_ray)
+        except SupersededError:
+            if found := existing_index(directory, plan.index_fields()):
+                return found
+            raise
         names = [shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
-        shards = [work.finished(name) for name in names]
+        shards = work.all_finished(names)
         if missing := [name for name, shard in zip(names, shards, strict=True) if shard is None]:
             if finish:
                 raise DataError(
                     f"{directory}: {len(missing)} of {len(names)} shards are missing, the first is "
                     f"{missing[0]}; run the parts that failed again"
                 )
-            # Another part may have published the data set.
-            return existing_index(directory, plan.index_fields())
+            # Another process may have published the data set.
+            found = existing_index(directory, plan.index_fields())
+            if found is None and part is None:
+                raise DataError(f"{directory}: shards vanished while they were packed; start again")
+            return found
         index = Index(
             source=plan.description,
             features=plan.source.features,
@@ -185,10 +193,11 @@ def _write_missing(
     names = {i: shard_name(i, plan.num_shards) for i in range(plan.num_shards)}
     if part:
         names = {i: name for i, name in names.items() if i % part.num_parts == part.number}
+    finished = work.all_finished([*names.values()])
     tasks = [
         _ShardTask(name, plan.numbers(i))
-        for i, name in names.items()
-        if work.finished(name) is None
+        for (i, name), shard in zip(names.items(), finished, strict=True)
+        if shard is None
     ]
     write = functools.partial(_write_shard, plan.source, plan.compression, work)
     if by_ray:
@@ -211,6 +220,7 @@ def _write_shard(
     advance: parallel_tasks.Advance,
 ) -> Shard:
     """Writes one shard, and records that it is finished."""
+    work.check()
     num_since_report = 0
     with ShardWriter(work.path(task.name), compression) as writer:
         for example in source.examples(task.numbers.tolist()):
@@ -273,10 +283,7 @@ def pack_dataset(
     """
     plan = make_plan(location, kind, num_shards, seed, compression, source_options)
     num_workers = num_workers or parallel_tasks.default_num_workers()
-    index = pack(plan, storage.at(directory), num_workers)
-    if index is None:  # another process deleted shards
-        raise DataError(f"{directory}: shards vanished while they were packed; start again")
-    return index
+    return cast(Index, pack(plan, storage.at(directory), num_workers))
 
 
 def make_plan(

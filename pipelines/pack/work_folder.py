@@ -11,15 +11,16 @@ from __future__ import annotations
 import abc
 import contextlib
 import fcntl
+import hashlib
 import io
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from pipelines import storage
 from pipelines.errors import DataError
@@ -30,6 +31,10 @@ from pipelines.storage import AnyPath, RemotePath
 from pipelines.writing.publish import PACKING, existing_index, index_json, publish, write_atomically
 
 _PLAN = "plan.json"
+
+
+class SupersededError(DataError):
+    """Another process has published the data set, or has started to pack something else."""
 
 
 class WorkFolder(abc.ABC):
@@ -47,6 +52,10 @@ class WorkFolder(abc.ABC):
         """Removes the shards of another plan, or raises `DataError` if only a part is packed."""
 
     @abc.abstractmethod
+    def check(self) -> None:
+        """Raises `SupersededError` if another process has published or replaced the shards."""
+
+    @abc.abstractmethod
     def path(self, name: str) -> AnyPath:
         """Returns the path to which a shard is written."""
 
@@ -57,6 +66,10 @@ class WorkFolder(abc.ABC):
     @abc.abstractmethod
     def finished(self, name: str) -> Shard | None:
         """Returns the description of a finished shard, or None if it is not finished."""
+
+    def all_finished(self, names: Sequence[str]) -> list[Shard | None]:
+        """Returns what `finished` returns for each name."""
+        return list(map(self.finished, names))
 
     @abc.abstractmethod
     def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
@@ -131,6 +144,9 @@ class _LocalWork(WorkFolder):
         for partial in self._shards.glob("*.partial"):
             partial.unlink()
 
+    def check(self) -> None:
+        """Does nothing, because the lock keeps other processes away."""
+
     def path(self, name: str) -> Path:
         return (self._shards / name).with_suffix(".partial")
 
@@ -166,61 +182,93 @@ def _create_atomically(path: Path, text: str) -> None:
         temporary.unlink()
 
 
+class _Note(BaseModel):
+    """The description of a shard, and the mark of the object that has it."""
+
+    shard: Shard
+    mark: tuple[int, str]
+
+
 class _RemoteWork(WorkFolder):
     """`DEST/.packing/` with `plan.json`, and a description and the offsets of each shard.
 
-    No lock is needed: an object appears only when it is complete, and a shard that two processes
-    write has the same bytes.
+    No lock is needed between processes with the same plan: an object appears only when it is
+    complete, and a shard that two processes write has the same bytes. The descriptions are in a
+    folder of the plan. A process with another plan replaces `plan.json`, which ends the others.
     """
 
     def __init__(self, directory: RemotePath) -> None:
         self._directory = directory
-        self._notes = directory / PACKING
+        self._packing = self._notes = directory / PACKING
+        self._plan = b""
 
     def lock(self, part: Part | None) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def prepare(self, plan: str, part: Part | None) -> None:
+        self._plan = plan.encode()
+        self._notes = self._packing / hashlib.sha256(self._plan).hexdigest()[:16]
+        plan_file = self._packing / _PLAN
         with contextlib.suppress(FileExistsError):
-            (self._notes / _PLAN).write_bytes(plan.encode(), overwrite=False)
-        if (self._notes / _PLAN).read_bytes() == plan.encode():
+            plan_file.write_bytes(self._plan, overwrite=False)
+        if plan_file.read_bytes() == self._plan:
             return
         if part:
-            raise _other_plan(self._notes)
-        for name in self._notes.sizes():
-            (self._notes / name).unlink(missing_ok=True)
-        (self._notes / _PLAN).write_bytes(plan.encode())
+            raise _other_plan(self._packing)
+        plan_file.write_bytes(self._plan)
+        self._delete(name for name in self._directory.sizes() if name != f"{PACKING}/{_PLAN}")
+
+    def check(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if (self._packing / _PLAN).read_bytes() == self._plan:
+                return
+        raise SupersededError(
+            f"{self._directory}: another process has started to pack something else to this "
+            "folder; choose another folder"
+        )
 
     def path(self, name: str) -> RemotePath:
         return self._directory / name
 
     def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+        self.check()
+        note = _Note(shard=shard, mark=self.path(name).mark())
         data = io.BytesIO()
         np.save(data, np.array(table, np.int64))
         (self._notes / f"{name}.npy").write_bytes(data.getvalue())
-        (self._notes / f"{name}.json").write_bytes(shard.model_dump_json().encode())
+        (self._notes / f"{name}.json").write_bytes(note.model_dump_json().encode())
         return shard
 
     def finished(self, name: str) -> Shard | None:
         with contextlib.suppress(FileNotFoundError, ValidationError):
-            shard = Shard.model_validate_json((self._notes / f"{name}.json").read_bytes())
-            if storage.num_bytes(self.path(name)) == shard.num_bytes:
-                return shard
+            note = _Note.model_validate_json((self._notes / f"{name}.json").read_bytes())
+            if self.path(name).mark() == note.mark:
+                return note.shard
         return None
+
+    def all_finished(self, names: Sequence[str]) -> list[Shard | None]:
+        return list(storage.in_order(self.finished, names, self._directory))
 
     def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
         if not index.compression:
-            offsets.store(self._directory, index, np.concatenate([*self._tables(index)]))
+            tables = storage.in_order(self._table, index.shards, self._directory)
+            offsets.store(self._directory, index, np.concatenate([*tables]))
         try:
             (self._directory / INDEX_NAME).write_bytes(index_json(index), overwrite=False)
         except FileExistsError:  # another part was faster
             if found := existing_index(self._directory, expected_attributes):
                 index = found
-        for name in self._notes.sizes():
-            (self._notes / name).unlink(missing_ok=True)
+        self._delete(f"{PACKING}/{name}" for name in self._packing.sizes())
         return index
 
-    def _tables(self, index: Index) -> Iterator[np.ndarray]:
-        for shard in index.shards:
-            data = (self._notes / f"{shard.name}.npy").read_bytes()
-            yield np.load(io.BytesIO(data), allow_pickle=False)
+    def _table(self, shard: Shard) -> np.ndarray:
+        data = (self._notes / f"{shard.name}.npy").read_bytes()
+        table: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+        return table
+
+    def _delete(self, names: Iterable[str]) -> None:
+        def delete(name: str) -> None:
+            (self._directory / name).unlink(missing_ok=True)
+
+        for _ in storage.in_order(delete, names, self._directory):
+            pass

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from pipelines import DataError, storage
+from pipelines.format.index import Shard
+from pipelines.pack import packing
 from pipelines.pack.__main__ import main as pack
 from pipelines.pack.packing import pack_dataset
 from pipelines.pack.parts import Part
@@ -93,6 +96,29 @@ def test_packing_to_a_url_at_once(source: str, tmp_path: Path) -> None:
     assert contents(url) == on_one_machine(source, tmp_path)
     assert "offsets.npz" in storage.RemotePath(url).sizes()
     assert pack_dataset(source, url, num_shards=7, seed=3, num_workers=1) == index
+
+
+@pytest.mark.parametrize(("num_shards", "seed"), [(7, 3), (7, 4), (9, 3)])
+def test_another_process_packs_to_the_same_url_meanwhile(
+    source: str, tmp_path: Path, num_shards: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the first one, unless both pack the same. No shards of other plans are left."""
+    require_obstore()
+    url = f"memory://bucket/packed-{next(_numbers_of_folders)}"
+    write, calls = packing._write_shard, itertools.count()
+
+    def interrupted(*arguments: Any) -> Shard:
+        if next(calls) == 2:
+            pack_dataset(source, url, num_shards=7, seed=3, num_workers=1)
+        return write(*arguments)
+
+    monkeypatch.setattr(packing, "_write_shard", interrupted)
+    if (num_shards, seed) == (7, 3):
+        pack_dataset(source, url, num_shards=num_shards, seed=seed, num_workers=1)
+    else:
+        with pytest.raises(DataError, match="contains other data"):
+            pack_dataset(source, url, num_shards=num_shards, seed=seed, num_workers=1)
+    assert contents(url) == on_one_machine(source, tmp_path)
 
 
 ENVIRONMENTS: list[tuple[str, list[dict[str, str]]]] = [
