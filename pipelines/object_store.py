@@ -7,8 +7,10 @@ import functools
 import importlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -131,13 +133,32 @@ def repeated(path: object, request: Callable[[], _Result], action: Action = "rea
     for attempt in range(NUM_ATTEMPTS - 1):
         try:
             with translated(path, action):
-                return request()
+                return interruptible(request)
         except TransferError:
             if time.monotonic() > end:
                 raise
         time.sleep(0.1 * 2**attempt)
     with translated(path, action):
+        return interruptible(request)
+
+
+def interruptible(request: Callable[[], _Result]) -> _Result:
+    """Returns the result of a request. In the main thread, Ctrl-C ends the wait for it.
+
+    obstore does not look for signals while it waits, which can take minutes.
+    """
+    if threading.current_thread() is not threading.main_thread():
         return request()
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(request())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="object store", daemon=True).start()
+    return future.result()
 
 
 @contextlib.contextmanager

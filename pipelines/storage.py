@@ -24,6 +24,7 @@ from pipelines.errors import DataError
 from pipelines.object_store import ChangedError as ChangedError
 from pipelines.object_store import (
     TransferError,
+    interruptible,
     library,
     repeated,
     store_of,
@@ -175,7 +176,9 @@ class RemotePath:
         if overwrite:
             return repeated(self, lambda: _identity(library().put(store, self._key, data)), "write")
         with translated(self, "write"):
-            return _identity(library().put(store, self._key, data, mode="create"))
+            return _identity(
+                interruptible(lambda: library().put(store, self._key, data, mode="create"))
+            )
 
     def replace(self, data: bytes, identity: dict[str, str]) -> dict[str, str]:
         """Writes the object if it still has a version, and returns the identity of the new one.
@@ -185,7 +188,11 @@ class RemotePath:
         """
         try:
             with translated(self, "write"):
-                return _identity(library().put(self._store, self._key, data, mode=identity))
+                return _identity(
+                    interruptible(
+                        lambda: library().put(self._store, self._key, data, mode=identity)
+                    )
+                )
         except FileNotFoundError:
             raise ChangedError(f"{self} was deleted") from None
 
@@ -413,18 +420,18 @@ class _Upload:
             self.close()
             return
         with contextlib.suppress(OSError, DataError), translated(self._path, "write"):
-            self._writer.__exit__(kind, error, traceback)
+            interruptible(lambda: self._writer.__exit__(kind, error, traceback))
 
     def write(self, data: bytes) -> int:
         """Appends data."""
         with translated(self._path, "write"):
-            self._writer.write(data)
+            interruptible(lambda: self._writer.write(data))
         return len(data)
 
     def close(self) -> None:
         """Completes the upload."""
         with translated(self._path, "write"):
-            self._writer.close()
+            interruptible(self._writer.close)
 
 
 def _local(url: str) -> Path:

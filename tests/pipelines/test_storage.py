@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,3 +123,20 @@ def test_slow_upload_is_no_stalled_connection(
             file.write(data)
     proxy.delay = 0.0
     assert path.num_bytes() == len(data)
+
+
+def test_interrupt_ends_the_wait_for_a_stalled_server(
+    proxy: buckets.Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", "10s")
+    object_store.store_of.cache_clear()
+
+    def stall(method: str, path: str) -> buckets.Fault:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "stall"
+
+    monkeypatch.setattr(proxy, "fault", stall)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        RemotePath("s3://names/object").read_bytes()
+    assert time.monotonic() - started < 5
