@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,8 +33,15 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
         ray: Any = importlib.import_module("ray")
     except ImportError:
         raise DataError("--via ray requires Ray: pip install 'tfdist[ray]'") from None
-    # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    try:
+        # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
+        ray.init(ignore_reinit_error=True, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        address = os.environ.get("RAY_ADDRESS", "")
+        raise DataError(
+            f"--via ray: no connection to a cluster (RAY_ADDRESS={address!r}): "
+            f"{str(error).partition('.')[0]}"
+        ) from None
 
     @ray.remote(max_retries=_NUM_RETRIES)
     def call(function: Callable[[Task, Advance], Result], task: Task) -> Result:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 
+from pipelines import DataError
 from pipelines.console import ray_tasks
 from pipelines.pack.__main__ import main as pack
 from tests.pipelines.pack.test_parts import OPTIONS, SOURCE, contents, on_one_machine
@@ -24,6 +25,12 @@ Run = Callable[..., Any]
 
 def connect() -> None:
     ray.init(address="local", num_cpus=2, log_to_driver=False)
+
+
+def test_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "nonsense")
+    with pytest.raises(DataError, match=r"RAY_ADDRESS='nonsense'\): Invalid address"):
+        ray_tasks.run(lambda task, advance: None, [1])
 
 
 @pytest.fixture(scope="module")
