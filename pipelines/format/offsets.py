@@ -76,10 +76,15 @@ def store(folder: AnyPath, index: Index, table: np.ndarray) -> None:
 
 def _load(path: AnyPath, index: Index) -> np.ndarray | None:
     """Returns the stored table, or None if it is missing, damaged or belongs to other shards."""
+    try:
+        # Errors of an object store are raised: to scan all shards instead could take hours.
+        data = path.read_bytes()
+    except OSError:
+        return None
     # NumPy does not document what it raises for a damaged archive: zip, pickle and key errors.
     with (
         contextlib.suppress(Exception),
-        np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as archive,
+        np.load(io.BytesIO(data), allow_pickle=False) as archive,
     ):
         if archive["of"].item() == _fingerprint(index):
             table = archive["offsets"]

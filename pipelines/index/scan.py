@@ -69,14 +69,12 @@ def make_index(
             are missing or belong to different data sets, or a declared feature does not exist.
     """
     _check_complete(files)
-    compressions = {
-        path: record_file.compression_of(path) for path in files if storage.num_bytes(path)
-    }
-    if len(set(compressions.values())) > 1:
+    compressions = {*storage.in_order(_compression, files, directory)} - {None}
+    if len(compressions) > 1:
         raise DataError(
             f"{files[0].parent}: the files have different compressions; select files with --files"
         )
-    compression: Compression = next(iter(compressions.values()), "")
+    compression = next(filter(None, compressions), "")
     tasks = [_File(path, _name(path, directory), compression) for path in files]
     contents = parallel_tasks.run(
         _scan_file,
@@ -144,6 +142,11 @@ def _check_complete(files: Sequence[AnyPath]) -> None:
                 f"{path}: expected {int(match[2])} shards by its name, found {len(files)}; get the "
                 "missing shards, or select files with --files"
             )
+
+
+def _compression(path: AnyPath) -> Compression | None:
+    """Returns the compression of a file, or None for an empty file."""
+    return record_file.compression_of(path) if storage.num_bytes(path) else None
 
 
 def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:

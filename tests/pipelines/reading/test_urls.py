@@ -222,6 +222,16 @@ def test_denied_permission_is_one_line(proxy: buckets.Proxy, local: Path) -> Non
     assert "\n" not in str(error.value)
 
 
+def test_offsets_that_cannot_be_read_do_not_cause_a_scan(proxy: buckets.Proxy, local: Path) -> None:
+    """It would read all shards, and then fail or hide the problem."""
+    url = f"s3://bucket/folder-{next(_numbers_of_folders)}"
+    proxy.fault = lambda method, path: ""
+    buckets.upload(local, url)
+    proxy.fault = lambda method, path: "403" if "offsets" in path else ""
+    with pytest.raises(pipelines.DataError, match=r"offsets\.npz: permission denied"):
+        pipelines.read(url, 10)
+
+
 def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
     with pytest.raises(pipelines.DataError, match=r"pip install 'tfdist\[cloud\]'"):
