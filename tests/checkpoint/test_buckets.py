@@ -179,6 +179,24 @@ def test_lock_of_a_run_that_stopped_is_replaced_and_the_old_owner_notices(
     second.release()
 
 
+def test_run_that_was_suspended_notices_before_its_next_write(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It need not wait for the next time at which it refreshes the lock."""
+    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 100.0)
+    suspended = lock_of(url)
+    suspended.acquire()
+    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 0.5)
+    second = lock_of(url)
+    second.acquire()
+    with pytest.raises(ConfigurationError, match="lost its lock"):
+        suspended.check()
+    suspended.release()
+    second.check()
+    second.release()
+
+
 def test_lock_of_a_killed_process_of_this_host_is_replaced_at_once(url: str) -> None:
     lock = bucket_lock.BucketLock(url)
     lock.acquire()

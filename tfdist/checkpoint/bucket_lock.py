@@ -44,6 +44,8 @@ class BucketLock:
         self._num_beats = 0
         self._identity: dict[str, str] = {}
         self._lost = ""
+        self._refreshed = 0.0  # by the clock that runs on while the host is suspended
+        self._refreshing = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -64,6 +66,7 @@ class BucketLock:
             ) from None
         except pipelines.DataError as error:
             raise ConfigurationError(f"{self._url} cannot be locked: {error}") from None
+        self._refreshed = time.time()
         self._stop.clear()
         self._thread = threading.Thread(
             target=self._refresh_until_released, name=f"tfdist lock of {self._url}", daemon=True
@@ -71,12 +74,14 @@ class BucketLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Checks that the lock is still held.
+        """Checks that the lock is still held; asks the server if the lease may have expired.
 
         Raises:
             ConfigurationError: Another run took the lock over, because this process did not refresh
                 it in time: it was suspended, or its connection was interrupted.
         """
+        if self._thread is not None and time.time() - self._refreshed >= _LEASE_SECONDS:
+            self._try_to_refresh()
         if self._lost:
             raise ConfigurationError(
                 f"{self._url}: this run lost its lock ({self._lost}), so another run may be "
@@ -142,14 +147,20 @@ class BucketLock:
         )
 
     def _refresh_until_released(self) -> None:
-        while not self._stop.wait(_HEARTBEAT_SECONDS):
+        while not self._lost and not self._stop.wait(_HEARTBEAT_SECONDS):
+            self._try_to_refresh()
+
+    def _try_to_refresh(self) -> None:
+        with self._refreshing:
+            now = time.time()
             try:
                 self._refresh()
             except ChangedError as error:
                 self._lost = str(error)
-                return
             except (OSError, pipelines.DataError):
-                continue  # no connection; another run may take over when the lease has expired
+                pass  # no connection; another run may take over when the lease has expired
+            else:
+                self._refreshed = now
 
     def _refresh(self) -> None:
         """Rewrites the lock.
