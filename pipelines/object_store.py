@@ -142,10 +142,17 @@ def repeated(path: object, request: Callable[[], _Result], action: Action = "rea
         return interruptible(request)
 
 
-def interruptible(request: Callable[[], _Result]) -> _Result:
+def interruptible(request: Callable[[], _Result], timeout: float | None = None) -> _Result:
     """Returns the result of a request. In the main thread, Ctrl-C ends the wait for it.
 
     obstore does not look for signals while it waits, which can take minutes.
+
+    Args:
+        request: Performs the request.
+        timeout: Seconds to wait in the main thread.
+
+    Raises:
+        TimeoutError: The request takes longer.
     """
     if threading.current_thread() is not threading.main_thread():
         return request()
@@ -158,7 +165,7 @@ def interruptible(request: Callable[[], _Result]) -> _Result:
             future.set_exception(error)
 
     threading.Thread(target=run, name="object store", daemon=True).start()
-    return future.result()
+    return future.result(timeout)
 
 
 @contextlib.contextmanager

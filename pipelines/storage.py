@@ -420,7 +420,8 @@ class _Upload:
             self.close()
             return
         with contextlib.suppress(OSError, DataError), translated(self._path, "write"):
-            interruptible(lambda: self._writer.__exit__(kind, error, traceback))
+            # If the server does not answer, Ctrl-C has to end the program nevertheless.
+            interruptible(lambda: self._writer.__exit__(kind, error, traceback), timeout=2)
 
     def write(self, data: bytes) -> int:
         """Appends data."""

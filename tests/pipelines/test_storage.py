@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -125,18 +125,27 @@ def test_slow_upload_is_no_stalled_connection(
     assert path.num_bytes() == len(data)
 
 
+def stream(path: RemotePath) -> None:
+    with path.open("wb") as file:
+        for _ in range(2):
+            file.write(bytes(11 << 20))
+
+
+@pytest.mark.parametrize("transfer", [RemotePath.read_bytes, stream])
 def test_interrupt_ends_the_wait_for_a_stalled_server(
-    proxy: buckets.Proxy, monkeypatch: pytest.MonkeyPatch
+    proxy: buckets.Proxy, monkeypatch: pytest.MonkeyPatch, transfer: Callable[[RemotePath], object]
 ) -> None:
-    monkeypatch.setitem(object_store.CLIENT_OPTIONS, "read_timeout", "10s")
+    for options in (object_store.CLIENT_OPTIONS, object_store.UPLOAD_OPTIONS):
+        monkeypatch.setitem(options, "read_timeout", "20s")
     object_store.store_of.cache_clear()
 
     def stall(method: str, path: str) -> buckets.Fault:
         os.kill(os.getpid(), signal.SIGINT)
+        proxy.fault = lambda method, path: "stall"
         return "stall"
 
     monkeypatch.setattr(proxy, "fault", stall)
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        RemotePath("s3://names/object").read_bytes()
-    assert time.monotonic() - started < 5
+        transfer(RemotePath("s3://names/object"))
+    assert time.monotonic() - started < 10
