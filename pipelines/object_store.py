@@ -185,11 +185,7 @@ def translated(path: object, action: Action = "read") -> Iterator[None]:
     except errors.PreconditionError:
         raise ChangedError(f"{path} was changed by another process") from None
     except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-        needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
-        raise DataError(
-            f"{path}: permission denied ({_summary(error)}). Set the credentials of the cloud, "
-            f"and grant them {needed} for this path."
-        ) from None
+        raise _denied(path, action, error) from None
     except errors.BaseError as error:
         if _names_missing_bucket(error):
             raise _missing_bucket(path) from None
@@ -198,9 +194,19 @@ def translated(path: object, action: Action = "read") -> Iterator[None]:
             raise TransferError(
                 f"{path}: found no credentials of the cloud: set {variables} ({_summary(error)})"
             ) from None
+        if re.search("code: 40[13] ", str(error)):  # the type does not say this of a listing
+            raise _denied(path, action, error) from None
         raise TransferError(f"{path}: {_summary(error)}") from None
     except ValueError as error:  # an invalid name of a bucket or an object
         raise DataError(f"{path}: {_summary(error)}") from None
+
+
+def _denied(path: object, action: Action, error: BaseException) -> DataError:
+    needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
+    return DataError(
+        f"{path}: permission denied ({_summary(error)}). Set the credentials of the cloud, "
+        f"and grant them {needed} for this path."
+    )
 
 
 def _names_missing_bucket(error: BaseException) -> bool:
@@ -214,6 +220,6 @@ def _missing_bucket(path: object) -> DataError:
 def _summary(error: BaseException) -> str:
     """Returns the first line of an error, and the reason that the server gives in XML."""
     text = str(error).strip()
-    first = re.sub(r":? *<[?!a-zA-Z].*", "", text.partition("\n")[0])
+    first = re.sub(r":? *(<[?!a-zA-Z].*)?$", "", text.partition("\n")[0])
     found = (re.search(rf"<{tag}>(.+?)</{tag}>", text) for tag in ("Code", "Message"))
     return ": ".join([first, *(match[1] for match in found if match)])

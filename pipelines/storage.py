@@ -305,6 +305,9 @@ def at(location: str | Path | RemotePath) -> AnyPath:
         return location
     if location.startswith("file://"):
         return _local(location)
+    if match := re.match(r"(s3a?|gs|az|azure|abfss?|file|hf):(?!//)/*", location):
+        right = f"{match[1]}://{location[match.end() :]}"
+        raise DataError(f"{location}: expected a local path, or a URL such as {right}")
     if not is_url(location):
         return Path(location)
     if not is_object_store(location):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import pipelines
 from tests.support import ROOT
 from tfdist.console import command, tracebacks
 from tfdist.errors import ConfigurationError, DataError
@@ -25,6 +26,12 @@ def test_exit_code_follows_the_error(capsys: pytest.CaptureFixture[str]) -> None
     assert command.run(wrong) == 1
     assert capsys.readouterr().err == "error: Expected 3 rows, got 2: add one.\n"
     assert command.run(interrupted) == 130
+
+    def unreadable() -> None:
+        raise pipelines.DataError("s3://: expected a bucket")
+
+    assert command.run(unreadable) == 1
+    assert capsys.readouterr().err == "error: s3://: expected a bucket\n"
 
 
 def test_error_of_a_callback_shows_the_frames_of_the_user(

@@ -70,6 +70,7 @@ def test_object_that_stands_for_the_folder_is_no_file(proxy: buckets.Proxy) -> N
         ("s3://No Bucket/a", "s3://No Bucket: invalid domain character"),
         ("s3://missing/a", "s3://missing/a/?.*: there is no such bucket; create it"),
         ("S3://names/a", "expected a local path, s3://, gs:// or az://"),
+        ("s3:/names/a", "or a URL such as s3://names/a"),
         ("file://data/a", "expected an absolute path, as in file:///data/images"),
     ],
 )
@@ -86,6 +87,15 @@ def test_reason_of_the_server_is_named(proxy: buckets.Proxy) -> None:
     (RemotePath("s3://names") / "object").write_bytes(b"1")
     with pytest.raises(DataError, match=r"416 .*: InvalidRange: The requested range"):
         RemotePath("s3://names/object").read_range(5, 9)
+
+
+def test_listing_that_is_denied_names_the_permission(proxy: buckets.Proxy) -> None:
+    proxy.fault = lambda method, path: "403"
+    try:
+        with pytest.raises(DataError, match=r"permission denied .* grant them s3:ListBucket"):
+            RemotePath("s3://names/folder").sizes()
+    finally:
+        proxy.fault = lambda method, path: ""
 
 
 def test_missing_credentials_and_profiles_are_named(

@@ -143,6 +143,7 @@ def test_bucket_that_refuses_writes_stops_the_run_before_it_trains(
     ("location", "message"),
     [
         ("s3://no-such-bucket/a", "there is no such bucket"),
+        ("s3://", "expected a local folder or the URL of one in an object store"),
         ("hf://datasets/a", "expected a local folder or the URL of one in an object store"),
     ],
 )

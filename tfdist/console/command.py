@@ -46,7 +46,12 @@ def run(main: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # raised by a recipe or a callback, or a bug in tfdist
-        tracebacks.show(error)
+        from pipelines.errors import DataError
+
+        if isinstance(error, DataError):  # its message names the file or URL, and what to do
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            tracebacks.show(error)
         return 1
 
 

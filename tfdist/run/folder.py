@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+import pipelines
 from pipelines import storage
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import replacing
@@ -338,14 +339,13 @@ def _checked_location(location: str) -> str:
     Raises:
         ConfigurationError: It is another URL.
     """
-    if storage.is_object_store(location):
-        return location.rstrip("/")
-    if storage.is_url(location) and not location.startswith("file://"):
+    try:
+        return str(storage.at(location))
+    except pipelines.DataError:
         raise ConfigurationError(
             f"{location}: expected a local folder or the URL of one in an object store, such as "
             "s3://bucket/run."
-        )
-    return str(storage.at(location))
+        ) from None
 
 
 @contextmanager
