@@ -102,7 +102,8 @@ class _LocalWork(WorkFolder):
     def lock(self, part: Part | None) -> Iterator[None]:
         """Locks the folder. The system releases the lock when the process ends for any reason.
 
-        Parts share the folder, but each may be packed by one process only.
+        Parts share the folder, but each may be packed by one process only. Those of another
+        division have some of the same shards, and must wait.
 
         Raises:
             DataError: Another process holds the lock.
@@ -115,6 +116,11 @@ class _LocalWork(WorkFolder):
                 name = f"part-{part.number}-of-{part.num_parts}.lock"
                 descriptor = os.open(self._path / name, os.O_RDWR | os.O_CREAT)
                 self._hold(stack, descriptor, fcntl.LOCK_EX)
+            if part and part.num_parts:  # not for `--finish`, which writes no shards
+                same = (f"-of-{part.num_parts}.lock", "-of-0.lock")
+                for other in self._path.glob("part-*.lock"):
+                    if not other.name.endswith(same):
+                        self._hold(stack, os.open(other, os.O_RDONLY), fcntl.LOCK_SH)
             yield
 
     def _hold(self, stack: contextlib.ExitStack, descriptor: int, kind: int) -> None:

@@ -16,6 +16,7 @@ from pipelines.pack import packing
 from pipelines.pack.__main__ import main as pack
 from pipelines.pack.packing import pack_dataset
 from pipelines.pack.parts import Part
+from pipelines.pack.work_folder import work_folder
 from tests.support.packages import require_obstore
 
 SOURCE = [f"line {i}\n" for i in range(100)]
@@ -79,6 +80,17 @@ def test_parts_of_other_plans_raise(
     assert pack([source, dest, *OPTIONS, "--part", "1/2"]) == 0
     assert pack([source, dest, *OPTIONS, "--seed", "4", "--part", "2/2"]) == 1
     assert "parts that were packed with other options" in capsys.readouterr().err
+
+
+def test_parts_of_another_division_do_not_write_the_same_shards(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dest = tmp_path / "packed"
+    with work_folder(dest).lock(Part(0, 2)):
+        assert pack([source, str(dest), *OPTIONS, "--part", "2/3"]) == 1
+        assert "another process is packing to this folder" in capsys.readouterr().err
+        assert pack([source, str(dest), *OPTIONS, "--part", "2/2"]) == 0
+    assert pack([source, str(dest), *OPTIONS, "--part", "2/3"]) == 0
 
 
 @pytest.mark.parametrize("part", ["3", "0/2", "3/2", "a/b", "/2"])
