@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipelines.errors import DataError
 from pipelines.reading.read_ahead import Fetch, Range
 
 #: Names of the files of a cache, also of those that are being written.
@@ -58,10 +59,19 @@ class _Cache:
     Args:
         directory: The folder.
         limit: Its size limit in bytes.
+
+    Raises:
+        DataError: The folder cannot be created.
     """
 
     def __init__(self, directory: Path, limit: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{directory}: the folder of the cache cannot be created: {error.strerror}; choose "
+                "another one"
+            ) from None
         self._directory, self._limit = directory, limit
         self._num_written = limit  # removes old files of earlier runs at the first write
         self._lock = threading.Lock()

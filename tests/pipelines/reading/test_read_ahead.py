@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines import DataError
 from pipelines.reading.range_cache import cache_ranges
 from pipelines.reading.read_ahead import FIRST_REQUESTS, Range, read_ahead
 
@@ -114,6 +115,12 @@ def test_cache_keeps_recently_used_ranges_within_its_limit(tmp_path: Path) -> No
         cached(Range("a", 100 * i, 100 * i + 100))
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 1000
     assert list(tmp_path.iterdir())
+
+
+def test_folder_of_a_cache_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="file: the folder of the cache cannot be created"):
+        cache_ranges(fetch, tmp_path / "file", 1000, {})
 
 
 def test_other_files_in_the_folder_of_a_cache_are_kept(tmp_path: Path) -> None:
