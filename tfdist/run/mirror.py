@@ -9,11 +9,12 @@ import contextlib
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pipelines
 from pipelines.storage import RemotePath
+from tfdist.checkpoint.manifest import as_os_error
 from tfdist.checkpoint.staging import not_uploaded_folder, staging_folder
 from tfdist.errors import ConfigurationError
 
@@ -97,7 +98,7 @@ class Mirror:
         with self._uploading:
             self._check()
             files = {path.relative_to(self.local).as_posix(): path for path in self._files()}
-            with _as_os_error():
+            with as_os_error():
                 for name, file in files.items():
                     self._upload(name, file)
                 for name in set(self._uploaded) - set(files):
@@ -176,12 +177,3 @@ class Mirror:
 def _version(file: Path) -> tuple[int, int]:
     status = file.stat()
     return status.st_size, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Converts transfer errors to OSError, which a local disk raises."""
-    try:
-        yield
-    except pipelines.DataError as error:
-        raise OSError(str(error)) from None
