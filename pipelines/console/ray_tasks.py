@@ -54,6 +54,11 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
     try:
         results: list[Result] = ray.get(running)
     except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, FileNotFoundError):
+            raise DataError(
+                f"--via ray: {error.cause.filename}: no such file on a machine of the cluster; all "
+                "of them need to reach SRC and DEST"
+            ) from None
         raise error.cause from None
     except ray.exceptions.RayError as error:
         raise DataError(f"--via ray: {str(error).partition('.')[0]}; run it again") from None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +30,10 @@ def connect() -> None:
 
 
 def test_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ValueError("Invalid address format: nonsense")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(DataError, match=r"RAY_ADDRESS='nonsense'\): Invalid address"):
         ray_tasks.run(lambda task, advance: None, [1])
@@ -80,6 +86,22 @@ def test_ray_equals_one_machine(in_cluster: Run, tmp_path: Path) -> None:
     source.write_bytes(b"")  # what a task raises is reported in one line
     code, message = in_cluster(packed, str(source), str(tmp_path / "other"), *flags)
     assert (code, message.count("error:")) == (1, 1)
+
+
+def error_without_a_file() -> str:
+    def fail(task: int, _: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/data/images")
+
+    with pytest.raises(DataError) as error:
+        ray_tasks.run(fail, range(2))
+    return str(error.value)
+
+
+def test_file_that_a_machine_does_not_have_is_named(in_cluster: Run) -> None:
+    assert in_cluster(error_without_a_file) == (
+        "--via ray: /data/images: no such file on a machine of the cluster; all of them need to "
+        "reach SRC and DEST"
+    )
 
 
 def test_tasks_that_fail_at_the_same_time_do_not_abort_the_process(in_cluster: Run) -> None:
