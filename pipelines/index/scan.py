@@ -74,7 +74,7 @@ def make_index(
         raise DataError(
             f"{files[0].parent}: the files have different compressions; select files with --files"
         )
-    compression = next(filter(None, compressions), "")
+    compression: Compression = next(filter(None, compressions), "")
     tasks = [_File(path, _name(path, directory), compression) for path in files]
     contents = parallel_tasks.run(
         _scan_file,
