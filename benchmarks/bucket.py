@@ -25,6 +25,8 @@ _NUM_LINES = 10  # of text per image, to have about as many bytes
 #: Kinds of records.
 _DECODED, _BYTES, _TEXT = _RECORDS = ("decoded images", "image bytes", "lines of text")
 _NUM_KINDS, _PIXELS, _NUM_SHARDS, _SHUFFLE_BUFFER = 16, 128, 8, 5000
+#: Sizes of the requests of a download alone, and of all bytes that it keeps.
+_RANGE_BYTES, _LIMIT_BYTES = 4 << 20, 512 << 20
 _LOCAL, _CACHED = "local", "bucket, cached"
 
 
@@ -105,6 +107,7 @@ def run(
         for kind in records:
             folder, url = Path(name) / kind, f"s3://bucket/{kind}".replace(" ", "-")
             _write(folder, images, kind)
+            _use(server.address)
             buckets.upload(folder, url)
             results += _compare(folder, url, kind, endpoints, (batch, epochs, rounds))
     title = f"{images} JPEG images of {_PIXELS}x{_PIXELS} pixels, {_NUM_LINES * images} lines of "
@@ -127,7 +130,7 @@ def _use(address: str) -> None:
 def _compare(
     folder: Path,
     url: str,
-    records: str,
+    kind: str,
     endpoints: dict[float, str],
     sizes: tuple[int, int, int],
 ) -> list[dict[str, Any]]:
@@ -135,8 +138,8 @@ def _compare(
     import pipelines
 
     batch, epochs, num_rounds = sizes
-    measure = functools.partial(_measure, batch=batch, records=records, epochs=epochs)
-    cached = pipelines.Tuning(cache_dir=folder.parent / f"cache of {records}")
+    measure = functools.partial(_measure, batch=batch, kind=kind, epochs=epochs)
+    cached = pipelines.Tuning(cache_dir=folder.parent / f"cache of {kind}")
     contenders: dict[str, Callable[[], tuple[float, float]]] = {
         _LOCAL: functools.partial(measure, folder),
         **{
@@ -145,6 +148,13 @@ def _compare(
         },
         _CACHED: functools.partial(measure, url, list(endpoints.values())[-1], tuning=cached),
     }
+    if kind != _DECODED:
+        contenders |= {
+            f"bucket, {latency:g} ms, download alone": functools.partial(
+                _download, url, address, epochs
+            )
+            for latency, address in endpoints.items()
+        }
     for contender in (contenders[_LOCAL], contenders[_CACHED]):
         contender()  # writes the offsets; fills the cache
     samples = rounds.run_in_turns(contenders, num_rounds)
@@ -152,7 +162,7 @@ def _compare(
     cpu = {source: [seconds for _, seconds in own] for source, own in samples.items()}
     return [
         {
-            "records": records,
+            "records": kind,
             "source": source,
             "records_per_s": rounds.spread(rates[source])._asdict(),
             "ratio": rounds.ratio(rates[source], rates[_LOCAL])._asdict(),
@@ -264,7 +274,7 @@ def _measure(
     endpoint: str = "",
     *,
     batch: int,
-    records: str,
+    kind: str,
     epochs: int,
     tuning: Any = None,
 ) -> tuple[float, float]:
@@ -281,7 +291,7 @@ def _measure(
         batch,
         shuffle_buffer=_SHUFFLE_BUFFER,
         seed=1,
-        decode_images=records == _DECODED,
+        decode_images=kind == _DECODED,
         tuning=tuning or pipelines.Tuning(),
     )
     cpu = begin = 0.0
@@ -291,6 +301,26 @@ def _measure(
             cpu, begin, count = time.process_time(), time.perf_counter(), 0
         count += int(next(iter(one.values())).shape[0])
     return count / (time.perf_counter() - begin), time.process_time() - cpu
+
+
+def _download(url: str, endpoint: str, epochs: int) -> tuple[float, float]:
+    """Downloads the shards as the reader does, without splitting them. Returns as `_measure`."""
+    import pipelines
+    from pipelines.reading import read_ahead, remote_reader
+
+    _use(endpoint)
+    index = pipelines.load_index(url)
+    ranges = [
+        read_ahead.Range(f"{url}/{shard.name}", begin, min(begin + _RANGE_BYTES, shard.num_bytes))
+        for shard in index.shards
+        for begin in range(0, shard.num_bytes, _RANGE_BYTES)
+    ]
+    cpu, begin = time.process_time(), time.perf_counter()
+    for _ in range(epochs):
+        for _ in read_ahead.read_ahead(ranges, remote_reader.fetch_range, _LIMIT_BYTES):
+            pass
+    rate = epochs * index.num_records / (time.perf_counter() - begin)
+    return rate, time.process_time() - cpu
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
