@@ -59,6 +59,8 @@ _PERMISSIONS: dict[str, dict[Action, str]] = {
 
 #: What an error says if the bucket does not exist: that of S3, Azure and Google.
 _MISSING_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+#: Variables with the address of a server for S3; the first one that is set counts.
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 #: Where clients get credentials on machines of a cloud, if nothing else has them.
 _CREDENTIAL_SERVICES = ("169.254.169.254", "metadata.google.internal")
 #: Variables with credentials, by the first letter of the URL's scheme.
@@ -106,12 +108,27 @@ def store_of(root: str, for_uploads: bool = False) -> Any:
         retry |= UPLOAD_RETRY
     if root.startswith(("s3://", "s3a://")):
         options = _profile_credentials()
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        if endpoint:
+        if endpoint := _endpoint():
             options["endpoint"] = endpoint
             client["allow_http"] = endpoint.startswith("http://")
     with translated(root):
         return stores.from_url(root, client_options=client, retry_config=retry, **options)
+
+
+def _endpoint() -> str | None:
+    """Returns the address of a server for S3, if one is set.
+
+    Raises:
+        DataError: One is not a URL, for which obstore would abort with a traceback of Rust.
+    """
+    found = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
+    for name, address in found.items():
+        if not re.match("https?://.", address):
+            raise DataError(
+                f"{name}={address!r}: expected a URL such as http://localhost:9000; "
+                "set it to one, or unset it"
+            )
+    return next(iter(found.values()), None)
 
 
 def _profile_credentials() -> dict[str, Any]:

@@ -159,3 +159,13 @@ def test_interrupt_ends_the_wait_for_a_stalled_server(
     with pytest.raises(KeyboardInterrupt):
         transfer(RemotePath("s3://names/object"))
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])
+@pytest.mark.parametrize("address", ["", "localhost:9000"])
+def test_address_of_a_server_that_is_no_url_is_named(
+    name: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, address)
+    with pytest.raises(DataError, match=f"{name}='{address}': expected a URL such as"):
+        storage.RemotePath("s3://bucket-of-no-server/file").read_bytes()
