@@ -41,6 +41,8 @@ _BUFFER_BYTES = 4 << 20
 #: Parts of a file that are transferred at the same time, and the smallest size of a part. Object
 #: stores take at most 10,000 parts. The memory of a transfer is the product of the two.
 _NUM_PARTS, _PART_BYTES, _MAX_PARTS = 4, 8 << 20, 9_000
+#: The smallest size of a part that object stores accept.
+_LEAST_PART_BYTES = 5 << 20
 #: Larger data are uploaded with the timeouts of large uploads.
 _SMALL_BYTES = 1 << 20
 #: Small files that `in_order` reads at the same time.
@@ -255,9 +257,13 @@ class RemotePath:
     def open(self, mode: str = "rb") -> BinaryIO:
         """Opens the object for reading (`rb`) or, as a streaming upload, for writing (`wb`)."""
         if mode == "wb":
-            with translated(self, "write"):
-                return cast(BinaryIO, _Upload(self))
+            return self.open_upload()
         return cast(BinaryIO, io.BufferedReader(_Reader(self), _BUFFER_BYTES))
+
+    def open_upload(self, num_open: int = 1) -> BinaryIO:
+        """Opens the object for writing, beside others: `num_open` in all, which share memory."""
+        with translated(self, "write"):
+            return cast(BinaryIO, _Upload(self, num_open))
 
     def sizes(self) -> dict[str, int]:
         """Returns the sizes of all objects in this folder, by their relative names."""
@@ -408,11 +414,14 @@ class _Upload:
     Otherwise the upload is discarded, so that a former version of the object remains.
     """
 
-    def __init__(self, path: RemotePath) -> None:
+    def __init__(self, path: RemotePath, num_open: int) -> None:
         self._path = path
         # Fewer parts at a time than by default, which would share a slow connection.
         self._writer = library().open_writer(
-            path._upload_store, path._key, max_concurrency=_NUM_PARTS
+            path._upload_store,
+            path._key,
+            buffer_size=_PART_BYTES if num_open <= _NUM_PARTS else _LEAST_PART_BYTES,
+            max_concurrency=max(_NUM_PARTS // num_open, 1),
         )
 
     def __enter__(self) -> _Upload:

@@ -46,6 +46,11 @@ class ShardWriter:
 
     On exit without an error the file is complete and flushed to disk, and `shard` describes it.
 
+    Args:
+        path: The file.
+        compression: Its compression.
+        num_open: Number of files that are written at the same time.
+
     Attributes:
         shard: Description of the complete file.
         offsets: Offset of each record in the uncompressed file.
@@ -53,9 +58,9 @@ class ShardWriter:
 
     shard: Shard
 
-    def __init__(self, path: AnyPath, compression: Compression = "") -> None:
+    def __init__(self, path: AnyPath, compression: Compression = "", num_open: int = 1) -> None:
         self._path = path
-        self._file = path.open("wb")
+        self._file = path.open("wb") if isinstance(path, Path) else path.open_upload(num_open)
         self._compressor = _compressor(compression)
         self._hash = hashlib.sha256()
         self._chunk: list[bytes] = []

@@ -94,7 +94,7 @@ def _write_files(
 ) -> list[ShardWriter]:
     paths = [folder / shard_name(i, num_shards) for i in range(num_shards)]
     with contextlib.ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(path)) for path in paths]
+        writers = [stack.enter_context(ShardWriter(path, num_open=num_shards)) for path in paths]
         for example, writer in zip(examples, itertools.cycle(writers), strict=False):
             writer.write(encode(example, features))
     return writers

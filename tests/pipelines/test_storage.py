@@ -47,6 +47,19 @@ def test_failed_shard_leaves_the_former_object(folder: RemotePath) -> None:
     assert folder.sizes() == {"b": 8}
 
 
+def test_uploads_at_the_same_time_have_small_parts(
+    proxy: buckets.Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the memory of `write_shards` is 10 MB and more for each shard."""
+    paths: list[str] = []
+    monkeypatch.setattr(proxy, "fault", lambda method, path: paths.append(path) or "")
+    writers = [ShardWriter(RemotePath(f"s3://names/{i}"), num_open=5) for i in range(5)]
+    with contextlib.ExitStack() as stack:
+        for writer in writers:
+            stack.enter_context(writer).write(bytes(6 << 20))
+    assert len([path for path in paths if "partNumber=1" in path]) == 5
+
+
 @pytest.mark.parametrize("name", ["a#1", "what?", "a%20b", "a b", "日本", "100%", "+*[1]{2}"])
 def test_names_of_objects_are_what_a_listing_returns(folder: RemotePath, name: str) -> None:
     (folder / name).write_bytes(name.encode())
