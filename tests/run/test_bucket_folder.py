@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from tfdist import train
 from tfdist.checkpoint import __main__ as checkpoint
 from tfdist.checkpoint import staging
 from tfdist.checkpoint.locations import store_at
+from tfdist.errors import ConfigurationError
 from tfdist.run import mirror
 from tfdist.runs import __main__ as runs
 
@@ -154,6 +156,22 @@ def test_location_that_cannot_be_written_is_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert location in line
     assert message in line
+
+
+def test_files_in_the_bucket_outlive_a_removed_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    run = mirror.Mirror("memory://bucket/removed-cache", 0, lambda: None)
+    run.open([])
+    (run.local / "metrics.jsonl").write_text("{}")
+    run.upload()
+    shutil.rmtree(run.local)
+    with pytest.raises(OSError, match="was removed during the run"):
+        run.upload()
+    with pytest.raises(ConfigurationError, match="was removed during the run"):
+        run.finish()
+    assert buckets.remote("memory://bucket/removed-cache").sizes() == {"metrics.jsonl": 2}
 
 
 def test_model_that_cannot_be_uploaded_is_kept_and_reported(

@@ -97,6 +97,8 @@ class Mirror:
         """
         with self._uploading:
             self._check()
+            if not self.local.is_dir():  # it does not mean that the run has removed its files
+                raise OSError(f"{self.local} was removed during the run")
             files = {path.relative_to(self.local).as_posix(): path for path in self._files()}
             with as_os_error():
                 for name, file in files.items():
@@ -119,6 +121,10 @@ class Mirror:
         try:
             self.upload()
         except (OSError, ConfigurationError) as error:
+            if not self.local.is_dir():
+                raise ConfigurationError(
+                    f"Files of the run could not be uploaded: {error}."
+                ) from None
             shutil.copytree(self.local, self._not_uploaded, dirs_exist_ok=True)
             raise ConfigurationError(
                 f"Files of the run could not be uploaded: {error}. They were saved to "
