@@ -194,44 +194,38 @@ def translated(path: object, action: Action = "read") -> Iterator[None]:
     except DataError:
         raise
     except FileNotFoundError as error:
-        if _names_missing_bucket(error):
-            raise _missing_bucket(path) from None
+        if any(text in str(error) for text in _MISSING_BUCKET):
+            raise _explained(path, action, error) from None
         raise FileNotFoundError(2, "No such object", str(path)) from None
     except errors.AlreadyExistsError:
         raise FileExistsError(17, "The object exists already", str(path)) from None
     except errors.PreconditionError:
         raise ChangedError(f"{path} was changed by another process") from None
-    except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-        raise _denied(path, action, error) from None
     except errors.BaseError as error:
-        if _names_missing_bucket(error):
-            raise _missing_bucket(path) from None
-        if any(address in str(error) for address in _CREDENTIAL_SERVICES):
-            variables = _CREDENTIALS.get(str(path)[:1], "its environment variables")
-            raise TransferError(
-                f"{path}: found no credentials of the cloud: set {variables} ({_summary(error)})"
-            ) from None
-        if re.search("code: 40[13] ", str(error)):  # the type does not say this of a listing
-            raise _denied(path, action, error) from None
-        raise TransferError(f"{path}: {_summary(error)}") from None
+        raise _explained(path, action, error) from None
     except ValueError as error:  # an invalid name of a bucket or an object
         raise DataError(f"{path}: {_summary(error)}") from None
 
 
-def _denied(path: object, action: Action, error: BaseException) -> DataError:
-    needed = _PERMISSIONS.get(str(path)[:1], {}).get(action, f"to {action} objects")
-    return DataError(
-        f"{path}: permission denied ({_summary(error)}). Set the credentials of the cloud, "
-        f"and grant them {needed} for this path."
-    )
-
-
-def _names_missing_bucket(error: BaseException) -> bool:
-    return any(text in str(error) for text in _MISSING_BUCKET)
-
-
-def _missing_bucket(path: object) -> DataError:
-    return DataError(f"{path}: there is no such bucket; create it, or check its name")
+def _explained(path: object, action: Action, error: Exception) -> DataError:
+    """Returns what to raise for an error of obstore, whose type often does not say the cause."""
+    errors, cloud = library().exceptions, str(path)[:1]
+    text, summary = str(error), _summary(error)
+    if any(name in text for name in _MISSING_BUCKET):
+        return DataError(f"{path}: there is no such bucket; create it, or check its name")
+    if any(address in text for address in _CREDENTIAL_SERVICES):
+        variables = _CREDENTIALS.get(cloud, "its environment variables")
+        return TransferError(f"{path}: found no credentials; set {variables} ({summary})")
+    denied = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
+    if denied or re.search("code: 40[13] ", text):
+        needed = _PERMISSIONS.get(cloud, {}).get(action, f"to {action} objects")
+        return DataError(
+            f"{path}: permission denied ({summary}). Set the credentials of the cloud, and grant "
+            f"them {needed} for this path."
+        )
+    if "error sending request" in text:
+        return TransferError(f"{path}: no answer; check the connection and endpoint ({summary})")
+    return TransferError(f"{path}: {summary}")
 
 
 def _summary(error: BaseException) -> str:
