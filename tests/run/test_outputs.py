@@ -72,7 +72,7 @@ def test_evaluate_repeats_the_validation_metrics(
     saved: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [f"--config={run / 'config.yaml'}", "--verbose=2"]
-    assert train.main([*flags, f"--evaluate={run / saved}"]) == 0
+    assert train.main([*flags, f"--evaluate=file://{run / saved}"]) == 0
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     shown = capsys.readouterr().out
     for name in ("loss", "accuracy"):
@@ -94,6 +94,7 @@ def test_evaluating_an_invalid_file_raises(tmp_path: Path) -> None:
     [
         (["--evaluate=model.keras", "--epochs=3"], "--epochs has no effect with --evaluate"),
         (["--evaluate=model.keras", "--run-dir=x"], "--run-dir has no effect with --evaluate"),
+        (["--evaluate=s3://"], "--evaluate s3://: expected a bucket"),
         (["--evaluate=nowhere.keras"], "--evaluate nowhere.keras: the file does not exist"),
         (["--logger=wandb"], "--logger wandb needs wandb: pip install 'tfdist[wandb]'"),
         (["--export=onnx"], "--export onnx needs tf2onnx: pip install 'tfdist[onnx]'"),

@@ -73,12 +73,15 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     from tfdist.run import from_config, recipe
     from tfdist.trainer import Trainer
 
-    path = str(config.evaluate)
+    try:
+        path = str(storage.at(str(config.evaluate)))
+    except pipelines.DataError as error:
+        raise ConfigurationError(f"--evaluate {error}") from None
     is_file = _is_file(path)  # Checked before the data are prepared.
     workload = recipe.find(config.recipe)  # Importing it registers the model's own classes.
     build = functools.partial(load, path)
     if not is_file:
-        (checkpoint, *_) = checkpoints_of(path.rstrip("/"))
+        (checkpoint, *_) = checkpoints_of(path)
         build = functools.partial(_from_checkpoint, checkpoint, workload, config)
     strategy = from_config.make_strategy(config)
     _, validation = from_config.make_data(config, workload, strategy)
