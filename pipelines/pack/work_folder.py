@@ -28,7 +28,14 @@ from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard
 from pipelines.pack.parts import Part
 from pipelines.storage import AnyPath, RemotePath
-from pipelines.writing.publish import PACKING, existing_index, index_json, publish, write_atomically
+from pipelines.writing.publish import (
+    LEFTOVERS,
+    PACKING,
+    existing_index,
+    index_json,
+    publish,
+    write_atomically,
+)
 
 _PLAN = "plan.json"
 
@@ -222,7 +229,8 @@ class _RemoteWork(WorkFolder):
         if part:
             raise _other_plan(self._packing)
         plan_file.write_bytes(self._plan)
-        self._delete(name for name in self._directory.sizes() if name != f"{PACKING}/{_PLAN}")
+        found = filter(LEFTOVERS.fullmatch, self._directory.sizes())
+        self._delete(name for name in found if name != f"{PACKING}/{_PLAN}")
 
     def check(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -25,7 +25,7 @@ from pipelines.storage import AnyPath, RemotePath
 #: Folder in a destination in an object store that describes shards before there is an index.
 PACKING = ".packing"
 #: Names of files that an interrupted packing leaves in a destination without an index.
-_LEFTOVERS = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz")
+LEFTOVERS = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz")
 #: Size at which collected records are hashed and written.
 _CHUNK_BYTES = 1 << 20
 
@@ -211,7 +211,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 def _is_occupied(directory: AnyPath) -> bool:
     if isinstance(directory, RemotePath):
-        return any(not _LEFTOVERS.fullmatch(name) for name in directory.sizes())
+        return any(not LEFTOVERS.fullmatch(name) for name in directory.sizes())
     return directory.exists() and any(directory.iterdir())
 
 
