@@ -130,6 +130,12 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
     assert not bucket_lock.BucketLock(url).is_held()
 
 
+def test_runs_with_similar_names_have_different_staging_folders() -> None:
+    """One of them would remove the files of the other."""
+    names = ["run_1", "run 1", "run#1", "run/1", "..", "_"]
+    assert len({staging.staging_folder(f"s3://bucket/{name}") for name in names}) == len(names)
+
+
 def test_fit_resumes_from_a_bucket(url: str, tmp_path: Path) -> None:
     np.testing.assert_equal(weights_after([1, 3], url), weights_after([3], tmp_path / "a"))
     with pytest.raises(ConfigurationError, match="already has checkpoints"):

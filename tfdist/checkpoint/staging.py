@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 from pathlib import Path
@@ -31,4 +32,7 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _as_path(url: str) -> str:
-    return re.sub(r"[^\w.=/-]", "_", url.replace("://", "/")).replace("..", "_")
+    """Returns a relative path that no other URL has."""
+    path = url.replace("://", "/")
+    safe = re.sub(r"[^\w.=/-]", "_", path).replace("..", "_")
+    return safe if safe == path else f"{safe}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
