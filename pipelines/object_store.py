@@ -149,27 +149,39 @@ def repeated(path: object, request: Callable[[], _Result], action: Action = "rea
     end = time.monotonic() + float(RETRY["retry_timeout"].total_seconds())
     for attempt in range(NUM_ATTEMPTS - 1):
         try:
-            with translated(path, action):
-                return interruptible(request)
+            return once(path, request, action)
         except TransferError:
             if time.monotonic() > end:
                 raise
         time.sleep(0.1 * 2**attempt)
-    with translated(path, action):
-        return interruptible(request)
+    return once(path, request, action)
 
 
-def interruptible(request: Callable[[], _Result], timeout: float | None = None) -> _Result:
-    """Returns the result of a request. In the main thread, Ctrl-C ends the wait for it.
-
-    obstore does not look for signals while it waits, which can take minutes.
+def once(
+    path: object,
+    request: Callable[[], _Result],
+    action: Action = "read",
+    timeout: float | None = None,
+) -> _Result:
+    """Returns the result of a request that is not repeated.
 
     Args:
+        path: The path, for errors.
         request: Performs the request.
-        timeout: Seconds to wait in the main thread.
+        action: What it does.
+        timeout: Seconds to wait for it in the main thread.
 
     Raises:
         TimeoutError: The request takes longer.
+    """
+    with translated(path, action):
+        return _interruptible(request, timeout)
+
+
+def _interruptible(request: Callable[[], _Result], timeout: float | None) -> _Result:
+    """Returns the result of a request. In the main thread, Ctrl-C ends the wait for it.
+
+    obstore does not look for signals while it waits, which can take minutes.
     """
     if threading.current_thread() is not threading.main_thread():
         return request()

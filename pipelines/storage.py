@@ -9,6 +9,7 @@ each cloud.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import re
@@ -24,8 +25,8 @@ from pipelines.errors import DataError
 from pipelines.object_store import ChangedError as ChangedError
 from pipelines.object_store import (
     TransferError,
-    interruptible,
     library,
+    once,
     repeated,
     store_of,
     translated,
@@ -177,10 +178,7 @@ class RemotePath:
         store = self._store if len(data) <= _SMALL_BYTES else self._upload_store
         if overwrite:
             return repeated(self, lambda: _identity(library().put(store, self._key, data)), "write")
-        with translated(self, "write"):
-            return _identity(
-                interruptible(lambda: library().put(store, self._key, data, mode="create"))
-            )
+        return self._put_once(store, data, "create")
 
     def replace(self, data: bytes, identity: dict[str, str]) -> dict[str, str]:
         """Writes the object if it still has a version, and returns the identity of the new one.
@@ -189,14 +187,15 @@ class RemotePath:
             ChangedError: The object has another version, or is missing.
         """
         try:
-            with translated(self, "write"):
-                return _identity(
-                    interruptible(
-                        lambda: library().put(self._store, self._key, data, mode=identity)
-                    )
-                )
+            return self._put_once(self._store, data, identity)
         except FileNotFoundError:
             raise ChangedError(f"{self} was deleted") from None
+
+    def _put_once(self, store: Any, data: bytes, mode: str | dict[str, str]) -> dict[str, str]:
+        """Writes the object under a condition, which a first try that succeeded would break."""
+        return _identity(
+            once(self, lambda: library().put(store, self._key, data, mode=mode), "write")
+        )
 
     def upload(self, file: Path) -> None:
         """Writes the object from a local file, in parts, with bounded memory.
@@ -431,20 +430,19 @@ class _Upload:
         if kind is None:
             self.close()
             return
-        with contextlib.suppress(OSError, DataError), translated(self._path, "write"):
+        with contextlib.suppress(OSError, DataError):
             # If the server does not answer, Ctrl-C has to end the program nevertheless.
-            interruptible(lambda: self._writer.__exit__(kind, error, traceback), timeout=2)
+            discard = functools.partial(self._writer.__exit__, kind, error, traceback)
+            once(self._path, discard, "write", timeout=2)
 
     def write(self, data: bytes) -> int:
         """Appends data."""
-        with translated(self._path, "write"):
-            interruptible(lambda: self._writer.write(data))
+        once(self._path, lambda: self._writer.write(data), "write")
         return len(data)
 
     def close(self) -> None:
         """Completes the upload."""
-        with translated(self._path, "write"):
-            interruptible(self._writer.close)
+        once(self._path, self._writer.close, "write")
 
 
 def _local(url: str) -> Path:

@@ -18,9 +18,9 @@ from pipelines import storage
 from pipelines.format import offsets
 from pipelines.format.examples import encode
 from pipelines.format.feature import Feature
-from pipelines.format.index import INDEX_NAME, Index
+from pipelines.format.index import Index
 from pipelines.storage import AnyPath, RemotePath
-from pipelines.writing.publish import ShardWriter, existing_index, index_json, publish, shard_name
+from pipelines.writing.publish import ShardWriter, existing_index, publish, shard_name, write_index
 
 
 def write_shards(
@@ -77,7 +77,7 @@ def write_shards(
         table = itertools.chain.from_iterable(writer.offsets for writer in writers)
         offsets.store(directory, index, np.fromiter(table, np.int64))
         # The index makes the shards a data set. A later writer replaces it with the same data.
-        (directory / INDEX_NAME).write_bytes(index_json(index))
+        write_index(directory, index)
         return index
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
