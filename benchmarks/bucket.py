@@ -156,7 +156,7 @@ def _compare(
             for latency, address in endpoints.items()
         }
     for contender in (contenders[_LOCAL], contenders[_CACHED]):
-        contender()  # writes the offsets; fills the cache
+        contender()  # warms up; fills the cache
     samples = rounds.run_in_turns(contenders, num_rounds)
     rates = {source: [rate for rate, _ in own] for source, own in samples.items()}
     cpu = {source: [seconds for _, seconds in own] for source, own in samples.items()}

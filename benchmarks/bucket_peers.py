@@ -109,8 +109,8 @@ def _download_and_read() -> Iterator[int]:
     remote = storage.RemotePath("s3://bucket/shards")
     with tempfile.TemporaryDirectory() as folder:
         with futures.ThreadPoolExecutor(_NUM_DOWNLOADS) as pool:
-            for name in remote.sizes():
-                pool.submit((remote / name).download, Path(folder) / name)
+            names = remote.sizes()
+            list(pool.map(lambda name: (remote / name).download(Path(folder) / name), names))
         yield from _read_shards(folder)
 
 
