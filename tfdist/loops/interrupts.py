@@ -69,7 +69,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
 def deferred(agreed: Callable[[int], int] = int) -> Iterator[None]:
     """Records signals within the block instead of raising. A second SIGINT raises immediately.
 
-    Signal handlers that the user's code has set are kept.
+    Signal handlers that the user's code has set are kept, but not those of `ray.init`.
 
     Args:
         agreed: Returns the maximum of a number over all workers.
@@ -122,10 +122,15 @@ def _replaced() -> dict[signal.Signals, Any]:
     before = {}
     for number, default in usual.items():
         handler = signal.getsignal(number)
-        if handler is default or handler is _raise_once:
+        if handler in (default, _raise_once) or _is_of_ray(handler):
             before[number] = handler
             signal.signal(number, _note_interrupt if number == signal.SIGINT else _note_preemption)
     return before
+
+
+def _is_of_ray(handler: Any) -> bool:
+    """Returns whether Ray set a handler: its own only exits, before the training could save."""
+    return str(getattr(handler, "__module__", "")).partition(".")[0] == "ray"
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:
