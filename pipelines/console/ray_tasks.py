@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pipelines import ray_address
 from pipelines.console.parallel_tasks import Advance, Result, Task
 from pipelines.errors import DataError
 
@@ -34,13 +35,14 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
     except ImportError:
         raise DataError("--via ray requires Ray: pip install 'tfdist[ray]'") from None
     try:
+        ray_address.check_reachable()
         # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
         ray.init(ignore_reinit_error=True, log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         address = os.environ.get("RAY_ADDRESS", "")
         raise DataError(
             f"--via ray: no connection to a cluster (RAY_ADDRESS={address!r}): "
-            f"{str(error).partition('.')[0]}"
+            f"{str(error).partition('. ')[0]}"
         ) from None
 
     @ray.remote(max_retries=_NUM_RETRIES)
