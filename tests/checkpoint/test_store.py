@@ -92,7 +92,7 @@ def test_manifest_without_files_is_damage(tmp_path: Path) -> None:
     rewrite_manifest(Path(store.path(PLACES[-1])), lambda content: content.pop("files"))
     assert newest(store) == store.path(PLACES[-2])
     with pytest.raises(DamagedError, match="does not list the files"):
-        manifest.verify(store.path(PLACES[-1]))
+        manifest.read(store.path(PLACES[-1]))
     assert main(["list", str(tmp_path)]) == 0
 
 
@@ -185,4 +185,4 @@ def test_failed_write_raises(tmp_path: Path) -> None:
 
 def test_folder_without_manifest_raises(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match=r"is not a checkpoint: it has no manifest\.json"):
-        manifest.verify(str(tmp_path))
+        manifest.read(str(tmp_path))

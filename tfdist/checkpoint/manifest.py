@@ -11,7 +11,7 @@ import functools
 import json
 import platform
 import posixpath
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -124,21 +124,18 @@ def read(folder: str) -> dict[str, Any]:
     return content
 
 
-def verify(folder: str, names: Container[str] | None = None) -> dict[str, Any]:
-    """Returns the manifest of a folder after comparing its files with it.
+def verify(folder: str, files: Mapping[str, Any]) -> None:
+    """Compares files of a local folder with what the manifest says about them.
 
     Args:
         folder: The folder.
-        names: Files to compare; None: all.
+        files: Entries of `files` in the manifest.
 
     Raises:
         DamagedError: A file is missing or differs from the manifest.
         UnreadableError: A file cannot be read.
     """
-    content = read(folder)
-    for name, expected in content["files"].items():
-        if names is not None and name not in names:
-            continue
+    for name, expected in files.items():
         path = posixpath.join(folder, name)
         try:
             found = measure(path)
@@ -151,7 +148,6 @@ def verify(folder: str, names: Container[str] | None = None) -> dict[str, Any]:
             )
         if found != expected:
             raise DamagedError(f"{path} is damaged: its content differs from what was written")
-    return content
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import posixpath
 import re
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,7 +154,7 @@ class Store:
         """
         final = self.path(place)
         with contextlib.suppress(DamagedError, UnreadableError):
-            manifest.verify(final)
+            manifest.verify(final, manifest.read(final)["files"])
             return final
         temporary = f"{TEMPORARY}{place.name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path = posixpath.join(self.folder, temporary) if self.is_local else final
@@ -289,15 +289,16 @@ def verified_files(
         DamagedError: A file is damaged.
         UnreadableError: A file cannot be read.
     """
-    names = choose(manifest.read(path)["files"])
+    listed = manifest.read(path)["files"]
+    files = {name: listed[name] for name in choose(listed)}
     if not storage.is_object_store(path):
-        manifest.verify(path, names)
+        manifest.verify(path, files)
         yield path
         return
     with temporary_folder() as folder:
         try:
-            _download(path, Path(folder), names)
-            manifest.verify(folder, names)
+            _download(path, Path(folder), files)
+            manifest.verify(folder, files)
             yield folder
         except (DamagedError, UnreadableError) as error:
             raise type(error)(str(error).replace(folder, path)) from None
@@ -314,14 +315,14 @@ def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
     return f"{name}-{uuid.uuid4().hex[:8]}" if exists(name) else name
 
 
-def _download(url: str, folder: Path, names: Collection[str]) -> None:
-    """Downloads files of a checkpoint, and its manifest.
+def _download(url: str, folder: Path, names: Iterable[str]) -> None:
+    """Downloads files of a checkpoint.
 
     Raises:
         DamagedError: A file is missing.
         UnreadableError: The files cannot be transferred.
     """
-    for name in (*names, manifest.NAME):
+    for name in names:
         try:
             (storage.RemotePath(url) / name).download(folder / name)
         except FileNotFoundError:
