@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,6 +156,22 @@ def test_lock_is_held_by_one_run(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     second.acquire()
     second.release()
     assert not second.is_held()
+
+
+@pytest.mark.parametrize("difference", [-300.0, 300.0])
+def test_clocks_that_differ_do_not_change_whether_a_lock_is_held(
+    url: str, monkeypatch: pytest.MonkeyPatch, difference: float
+) -> None:
+    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 1000.0)
+    holder, other = bucket_lock.BucketLock(url), bucket_lock.BucketLock(url)
+    holder.acquire()
+    clock = SimpleNamespace(time=lambda: time.time() + difference)
+    monkeypatch.setattr(bucket_lock, "time", clock)
+    clock.sleep = lambda _: holder._try_to_refresh()
+    assert other.is_held()
+    clock.sleep = lambda _: None  # the holder was killed
+    assert not other.is_held()
+    holder.release()
 
 
 def test_lock_of_a_run_that_stopped_is_replaced_and_the_old_owner_notices(
