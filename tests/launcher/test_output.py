@@ -5,11 +5,15 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.support.starting import command, piped
+from tfdist.launcher import processes
 from tfdist.launcher.output import Relay
+from tfdist.launcher.plan import Process
+from tfdist.launcher.processes import Streams
 
 FOR_EVER = "while True: print('line', flush=True)"
 
@@ -90,6 +94,21 @@ print(*lines, sep="\\n", file=sys.stderr)
 def test_reported_failure_without_a_traceback_is_the_last_lines() -> None:
     words = relayed("import sys\nfor i in range(30): print(i, file=sys.stderr)")[2].error_output()
     assert words.splitlines() == [str(number) for number in range(20, 30)]
+
+
+class SlowStream(io.StringIO):
+    """A stream whose reader takes no line for a while."""
+
+    def write(self, text: str) -> int:
+        if not self.getvalue():
+            time.sleep(1.5)
+        return super().write(text)
+
+
+def test_slow_reader_gets_the_last_lines() -> None:
+    line, out = (sys.executable, "-c", "print('first'); print('last')"), SlowStream()
+    assert processes.run([Process("0", line)], grace=1, streams=Streams(out=out)) is None
+    assert out.getvalue() == "[0] first\n[0] last\n"
 
 
 def test_exits_when_output_is_closed() -> None:

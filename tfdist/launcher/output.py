@@ -50,6 +50,7 @@ class Relay:
         self._out, self._err = out, err
         self._errors: deque[str] = deque(maxlen=_KEPT_LINES)
         self._threads: list[threading.Thread] = []
+        self._num_lines = 0
 
     def start(self, child: subprocess.Popen[bytes]) -> None:
         """Reads the pipes of a process until they end."""
@@ -67,6 +68,17 @@ class Relay:
         """Waits for the remaining output, with a time limit: a grandchild may keep a pipe open."""
         for thread in self._threads:
             thread.join(seconds)
+
+    def finish(self) -> None:
+        """Waits for the remaining output as long as lines arrive, or wait for a slow reader.
+
+        A process that is not one of the run's may keep a pipe open.
+        """
+        for thread in self._threads:
+            num_before = -1
+            while thread.is_alive() and (self._num_lines > num_before or self._lock.locked()):
+                num_before = self._num_lines
+                thread.join(_DRAIN_SECONDS)
 
     def error_output(self) -> str:
         """Returns the watchdog's verdict, else the last traceback, else the last error lines."""
@@ -88,6 +100,7 @@ class Relay:
                 if _NOISE.match(line):
                     continue
                 self._errors.append(line)
+            self._num_lines += 1
             self._show(line, is_error)
 
     def _show(self, line: str, is_error: bool) -> None:

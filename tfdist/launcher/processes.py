@@ -184,14 +184,14 @@ class LocalChild:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(self._popen.pid, number)
 
-    def drain(self) -> None:
-        """Waits for the remaining output."""
-        self._relay.join(_DRAIN_SECONDS)
+    def finish(self) -> None:
+        """Waits for the remaining output; see `Relay.finish`."""
+        self._relay.finish()
 
     def failure(self) -> Failure:
         """Returns a description of how the process failed."""
         if not self.running:
-            self.drain()
+            self._relay.join(_DRAIN_SECONDS)
         return Failure(self.process.name, self.code, self._relay.error_output())
 
 
@@ -406,4 +406,4 @@ def started(
             yield group
     finally:  # after all processes have ended, so that no pipe is open
         for child in children:
-            child.drain()
+            child.finish()
