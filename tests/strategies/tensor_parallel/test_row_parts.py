@@ -76,6 +76,37 @@ def test_rematerialized_blocks_match_one_device(split_activations: str) -> None:
     assert_close(*weights)
 
 
+class Positions(layers.Layer):
+    """Returns a row of weights for every row of a batch."""
+
+    def build(self, shape: tuple[int | None, ...]) -> None:
+        self.positions = self.add_weight(shape=(1, *shape[1:]))
+
+    def call(self, x: Any) -> Any:
+        return self.positions + 0.0
+
+
+def with_positions() -> keras.Model:
+    """Returns a model that adds a tensor of one row, in parts, to a batch in parts."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5, 8))
+    hidden, positions = (
+        layers.Dense(8)(layers.Dense(16, activation="gelu")(x))
+        for x in (inputs, Positions()(inputs))
+    )
+    outputs = layers.Dense(1)(layers.Flatten()(hidden + positions))
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    return model
+
+
+def test_tensor_of_one_row_is_broadcast() -> None:
+    plain, trainer = with_positions(), Trainer(with_positions, rows(2))
+    fit = FIT | {"x": X[:9], "y": Y[:9, np.newaxis], "batch_size": 4}  # the last batch has one row
+    assert_close(trainer.fit(**fit).history, plain.fit(**fit).history)
+    assert_close(trainer.model.get_weights(), plain.get_weights())
+
+
 def test_only_known_operations_compute_by_rows() -> None:
     assert computes_by_rows(layers.LayerNormalization())
     assert computes_by_rows(layers.Dropout(0.5))

@@ -195,7 +195,7 @@ class Calls:
             if tensor in self._slices and tensor not in self._rows:
                 division, slices = self._slices[tensor]
                 self._rows.add(tensor, self._rows.from_slices(slices, division.axis))
-        if not any(tensor in self._rows for tensor in given):
+        if not any(tensor in self._rows and tensor.shape[0] != 1 for tensor in given):
             return call(*args, **options)
         if type(operation) is keras.layers.Dropout:
             return self._rows.dropout(operation, call, *args, **options)

@@ -127,8 +127,8 @@ class RowParts:
 
         Args:
             call: The operation's call.
-            *args: Its arguments. Tensors that are not in parts are scattered, except for those
-                with a single row.
+            *args: Its arguments. Tensors that are not in parts are scattered, and those with a
+                single row are broadcast.
             **options: Its options.
         """
         leaves = keras.tree.flatten((args, options))
@@ -176,7 +176,7 @@ class RowParts:
 
     def _of(self, x: Any) -> list[tf.Tensor] | None:
         """Returns the parts of a tensor; None of anything else, and of a tensor with one row."""
-        if not isinstance(x, tf.Tensor) or (x not in self and x.shape[0] == 1):
+        if not isinstance(x, tf.Tensor) or x.shape[0] == 1:
             return None
         return self._parts[x] if x in self else self._split(x)
 
