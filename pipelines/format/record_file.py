@@ -16,9 +16,10 @@ import mmap
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import BinaryIO, Literal, NamedTuple, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 import google_crc32c
+import numpy as np
 
 from pipelines import storage
 from pipelines.errors import DataError
@@ -27,6 +28,7 @@ from pipelines.storage import AnyPath
 _HEADER = struct.Struct("<QI")
 #: Bytes before a record's data, the argument of `read_length`.
 HEADER_BYTES = _HEADER.size
+_HEADER_DTYPE = np.dtype([("length", "<u8"), ("checksum", "<u4")])
 _FOOTER = struct.Struct("<I")
 #: Bytes of a record in its file in addition to its data.
 FRAMING_BYTES = _HEADER.size + _FOOTER.size
@@ -115,7 +117,11 @@ def _checksum_of_length(length: int) -> int:
 
 def _checksum(data: bytes) -> int:
     """Returns the masked CRC-32C, which is robust for data that contain checksums themselves."""
-    crc = google_crc32c.value(data)
+    return _masked(google_crc32c.value(data))
+
+
+def _masked(crc: Any) -> Any:
+    """Returns the masked form of a checksum, or of an int64 array of them."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -203,27 +209,32 @@ def intact_records(path: AnyPath, compression: Compression = "") -> Iterator[Rec
         yield record
 
 
-def split(data: bytes, count: int) -> list[bytes] | None:
+def split(data: bytes, begins: np.ndarray) -> list[bytes] | None:
     """Splits a run of records into the data of each.
 
+    Args:
+        data: The run.
+        begins: Where each record begins in it, at least one, int64.
+
     Returns:
-        The data of the records, or None unless `data` consists of exactly `count` intact records.
+        The data of the records, or None unless all of them are intact.
     """
-    found, position, size = [], 0, len(data)
-    for _ in range(count):
-        begin = position + HEADER_BYTES
-        if begin > size:
-            return None
-        length, checksum = _HEADER.unpack_from(data, position)
-        end = begin + length
-        position = end + _FOOTER.size
-        if position > size or checksum != _checksum_of_length(length):
-            return None
-        record = data[begin:end]
-        if _FOOTER.unpack_from(data, end)[0] != _checksum(record):
-            return None
-        found.append(record)
-    return found if position == size else None
+    ends = np.append(begins[1:], len(data))
+    lengths = ends - begins - FRAMING_BYTES
+    if lengths.min() < 0:
+        return None
+    found = np.frombuffer(data, np.uint8)
+    headers = found[begins[:, np.newaxis] + np.arange(HEADER_BYTES)].view(_HEADER_DTYPE)[:, 0]
+    footers = found[ends[:, np.newaxis] - np.arange(_FOOTER.size, 0, -1)].view("<u4")[:, 0]
+    spans = zip((begins + HEADER_BYTES).tolist(), (ends - _FOOTER.size).tolist(), strict=True)
+    records = [data[begin:end] for begin, end in spans]
+    checksums = _masked(np.array([*map(google_crc32c.value, records)], np.int64))
+    is_intact = (
+        np.array_equal(headers["length"], lengths)
+        and np.array_equal(headers["checksum"], [*map(_checksum_of_length, lengths.tolist())])
+        and np.array_equal(footers, checksums)
+    )
+    return records if is_intact else None
 
 
 def read_at(file: BinaryIO, offset: int, num_bytes: int | None = None) -> bytes:

@@ -54,7 +54,7 @@ def remote_reader(
         for block, data in zip(blocks, fetched, strict=True):
             stop, problem = block.first + block.count, b""
             numbers = np.arange(block.first, stop)
-            found = record_file.split(data, block.count)
+            found = record_file.split(data, offsets[block.first : stop] - block.offset)
             if found is None:
                 serialized, numbers, problem = read_intact_records(
                     offsets, skipped, block.path, block.first, stop, block.size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
@@ -158,3 +159,15 @@ def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
         assert set(sound) <= set(DATA)
         noticed = any(record.problem for record in found) or len(sound) != len(DATA)
         assert noticed or sound == DATA
+
+
+def test_run_of_records_is_split_unless_a_byte_is_damaged() -> None:
+    run, begins = b"".join(map(frame, DATA)), np.array(STARTS)
+    assert record_file.split(run, begins) == DATA
+    for place in range(len(run)):
+        damaged = bytearray(run)
+        damaged[place] ^= 1
+        assert record_file.split(bytes(damaged), begins) is None
+    for cut in (run[: STARTS[-1] + 5], run[: STARTS[2]], b"", run + b"more", run[1:]):
+        assert record_file.split(cut, begins) is None
+    assert record_file.split(run, np.array([*STARTS[:-2], STARTS[-2] + 1, STARTS[-1]])) is None
