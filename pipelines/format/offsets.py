@@ -35,27 +35,21 @@ def load(directory: str | AnyPath, index: Index) -> np.ndarray:
         DataError: There is no table, and a file is damaged or has another number of records than
             the index lists.
     """
-    table = _load(storage.at(directory) / OFFSETS_NAME, index)
-    return save(directory, index) if table is None else table
-
-
-def save(directory: str | AnyPath, index: Index) -> np.ndarray:
-    """Scans the shards and stores the table, if the folder is writable.
-
-    Returns:
-        The table, as `load` does.
-
-    Raises:
-        DataError: A file is damaged or has another number of records than the index lists.
-    """
     folder = storage.at(directory)
-    with ThreadPoolExecutor(_NUM_FILES_AT_ONCE) as pool:
-        walked = list(pool.map(lambda shard: _walk(folder, shard), index.shards))
-    table = np.concatenate([np.empty(0, np.int64), *walked])
-    # A read-only folder is scanned at every start. In a bucket, errors are `DataError`s.
-    with contextlib.suppress(OSError, DataError):
-        store(folder, index, table)
+    table = _load(folder / OFFSETS_NAME, index)
+    if table is None:
+        table = scan(folder, index)
+        # A read-only folder is scanned at every start. In a bucket, errors are `DataError`s.
+        with contextlib.suppress(OSError, DataError):
+            store(folder, index, table)
     return table
+
+
+def scan(folder: AnyPath, index: Index) -> np.ndarray:
+    """Returns the table, as `load` does, from the headers of the records."""
+    with ThreadPoolExecutor(_NUM_FILES_AT_ONCE) as pool:
+        scanned = list(pool.map(lambda shard: _walk(folder, shard), index.shards))
+    return np.concatenate([np.empty(0, np.int64), *scanned])
 
 
 def store(folder: AnyPath, index: Index, table: np.ndarray) -> None:

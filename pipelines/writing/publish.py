@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+import numpy as np
+
 from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard, check_shards, load_index
@@ -154,7 +156,11 @@ def existing_index(directory: AnyPath, expected_attributes: Mapping[str, object]
 
 
 def publish(
-    folder: Path, directory: Path, index: Index, expected_attributes: Mapping[str, object]
+    folder: Path,
+    directory: Path,
+    index: Index,
+    expected_attributes: Mapping[str, object],
+    table: np.ndarray | None = None,
 ) -> Index:
     """Completes a folder of shards with its index and offsets, and renames it to its final name.
 
@@ -163,6 +169,7 @@ def publish(
         directory: The final name.
         index: The index of the shards.
         expected_attributes: What a competing process's folder must contain; see `existing_index`.
+        table: The offset of each record; None: the shards are scanned.
 
     Returns:
         The index of the published folder, which another process may have published first.
@@ -173,7 +180,7 @@ def publish(
     try:
         if not index.compression:
             # The first reader would have to scan the shards, in a bucket by downloading them.
-            offsets.save(folder, index)
+            offsets.store(folder, index, offsets.scan(folder, index) if table is None else table)
         write_index(folder, index)
         # The contents must reach the disk before the name does. Otherwise a power failure could
         # leave empty files under the final name.

@@ -72,37 +72,34 @@ def write_shards(
     if found := existing_index(directory, attributes):
         return found
     if isinstance(directory, RemotePath):
-        writers = _write_files(examples, directory, features, num_shards)
-        index = _index(source, features, writers)
-        table = itertools.chain.from_iterable(writer.offsets for writer in writers)
-        offsets.store(directory, index, np.fromiter(table, np.int64))
+        index, table = _write_files(examples, directory, features, num_shards, source)
+        offsets.store(directory, index, table)
         # The index makes the shards a data set. A later writer replaces it with the same data.
         write_index(directory, index)
         return index
     directory = directory.absolute()
     directory.parent.mkdir(parents=True, exist_ok=True)
     with _hidden_folder_beside(directory) as folder:
-        writers = _write_files(examples, folder, features, num_shards)
-        return publish(folder, directory, _index(source, features, writers), attributes)
+        index, table = _write_files(examples, folder, features, num_shards, source)
+        return publish(folder, directory, index, attributes, table)
 
 
 def _write_files(
     examples: Iterable[Mapping[str, object]],
     folder: AnyPath,
-    features: Sequence[Feature],
+    features: tuple[Feature, ...],
     num_shards: int,
-) -> list[ShardWriter]:
+    source: str,
+) -> tuple[Index, np.ndarray]:
+    """Writes the shards; returns their index and the offset of each record."""
     paths = [folder / shard_name(i, num_shards) for i in range(num_shards)]
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, num_open=num_shards)) for path in paths]
         for example, writer in zip(examples, itertools.cycle(writers), strict=False):
             writer.write(encode(example, features))
-    return writers
-
-
-def _index(source: str, features: tuple[Feature, ...], writers: Sequence[ShardWriter]) -> Index:
     shards = tuple(writer.shard for writer in writers)
-    return Index(source=source, features=features, shards=shards)
+    table = np.concatenate([np.array(writer.offsets, np.int64) for writer in writers])
+    return Index(source=source, features=features, shards=shards), table
 
 
 @contextlib.contextmanager

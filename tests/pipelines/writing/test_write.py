@@ -50,10 +50,9 @@ def test_offsets_are_stored_with_the_shards(
 ) -> None:
     require_obstore()
     # The first reader of a bucket would otherwise download all of it to find the records.
-    places: list[Path | str] = [tmp_path / "data", "memory://bucket/written"]
-    written = {place: numbers.write(place, num_records=10, num_shards=3) for place in places}
     monkeypatch.setattr(record_file, "offsets", lambda path: pytest.fail(f"scans {path}"))
-    for place, index in written.items():
+    for place in (tmp_path / "data", "memory://bucket/written"):
+        index = numbers.write(place, num_records=10, num_shards=3)
         assert len(offsets.load(place, index)) == 10
 
 
