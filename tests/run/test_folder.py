@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def test_file_in_place_of_the_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match=r"Cannot write the run folder: .*File exists"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL, FACTS)
+
+
+def test_resuming_on_a_read_only_disk_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(dir: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(dir))
+
+    config = TrainConfig(run_dir=str(tmp_path), resume="auto")
+    RunFolder.create(config, MODEL, FACTS).close()
+    (tmp_path / "checkpoints" / "epoch-0001-step-000000004").mkdir(parents=True)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(ConfigurationError, match=r"Cannot write the run folder: .*Read-only"):
+        RunFolder.create(config, MODEL, FACTS)
 
 
 def test_folder_in_use_raises(tmp_path: Path) -> None:

@@ -80,6 +80,15 @@ def test_evaluate_repeats_the_validation_metrics(
         assert float(value) == pytest.approx(last[f"val_{name}"], rel=1e-5)
 
 
+def test_checkpoint_is_evaluated_without_its_learning_rate_schedule(
+    run: Path, tmp_path: Path
+) -> None:
+    schedule = tmp_path / "schedule.yaml"
+    schedule.write_text("{lr_rule: cosine, warmup_epochs: 2}")  # longer than the limited epochs
+    flags = [f"--config={run / 'config.yaml'}", f"--config={schedule}", "--limit-steps=1"]
+    assert train.main([*flags, "--verbose=0", f"--evaluate={run}"]) == 0
+
+
 def test_evaluating_an_invalid_file_raises(tmp_path: Path) -> None:
     (tmp_path / "text.keras").write_text("text")
     with pytest.raises(ConfigurationError, match="expected a model that Keras saved"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -73,3 +74,14 @@ def test_invalid_arguments_raise(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compare needs at least two runs" in capsys.readouterr().err
     assert runs.main(["list", "nothing"]) == 1
     assert "nothing is not a run folder" in capsys.readouterr().err
+
+
+def test_folder_that_cannot_be_deleted_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    assert runs.main(["clean", "--yes"]) == 1
+    assert "error: runs/killed cannot be deleted: " in capsys.readouterr().err

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -113,6 +114,8 @@ class RunFolder:
         if existing is not None:
             folder = cls(existing)
             folder._lock.acquire()
+            with _explained():
+                tempfile.TemporaryFile(dir=folder.path).close()  # a read-only disk fails here
             return folder
         with _explained():
             folder = cls._named(config.run_dir) if config.run_dir else cls._new(config)

@@ -79,12 +79,13 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
         raise ConfigurationError(f"--evaluate {error}") from None
     is_file = _is_file(path)  # Checked before the data are prepared.
     workload = recipe.find(config.recipe)  # Importing it registers the model's own classes.
-    build = functools.partial(load, path)
-    if not is_file:
-        (checkpoint, *_) = checkpoints_of(path)
-        build = functools.partial(_from_checkpoint, checkpoint, workload, config)
+    checkpoint = None if is_file else checkpoints_of(path)[0]
     strategy = from_config.make_strategy(config)
-    _, validation = from_config.make_data(config, workload, strategy)
+    data, validation = from_config.make_data(config, workload, strategy)
+    build = functools.partial(load, path)
+    if checkpoint:
+        num_steps = recipe.num_steps(data)
+        build = functools.partial(_from_checkpoint, checkpoint, workload, config, num_steps)
     if validation is None:
         raise DataError(f"recipe {config.recipe!r} has no validation_data to evaluate on.")
     trainer = Trainer(
@@ -203,15 +204,20 @@ def _is_file(path: str) -> bool:
     raise ConfigurationError(f"--evaluate {path}: the file does not exist.")
 
 
-def _from_checkpoint(checkpoint: str, workload: Recipe, config: TrainConfig) -> keras.Model:
+def _from_checkpoint(
+    checkpoint: str, workload: Recipe, config: TrainConfig, steps_per_epoch: int | None
+) -> keras.Model:
     """Returns the recipe's model with a checkpoint's weights, not their moving averages.
+
+    The learning rate is constant, because a schedule may not fit the data that are evaluated.
 
     Raises:
         ConfigurationError: The checkpoint is damaged, or is of another model.
     """
     from tfdist.checkpoint.export import load_weights
 
-    model = workload.build_model(config, None)
+    constant = config.model_copy(update={"lr_rule": "constant", "warmup_epochs": 0.0})
+    model = workload.build_model(constant, steps_per_epoch)
     load_weights(model, checkpoint)
     return model
 

@@ -115,7 +115,7 @@ def remove(run: Run) -> None:
     """Deletes a run folder.
 
     Raises:
-        ConfigurationError: A run is using it, or the object store refuses to delete it.
+        ConfigurationError: A run is using it, or it cannot be deleted.
     """
     lock = lock_of(str(run.path))
     lock.acquire()
@@ -126,7 +126,7 @@ def remove(run: Run) -> None:
             names = run.path.sizes().keys() - {LOCK}
             # The configuration last, so that a partly removed run can still be listed and removed.
             run.path.delete_below(sorted(names, key=lambda name: name == "config.yaml"))
-    except pipelines.DataError as error:
+    except (OSError, pipelines.DataError) as error:
         raise ConfigurationError(f"{run.path} cannot be deleted: {error}") from None
     finally:
         lock.release()
