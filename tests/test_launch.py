@@ -304,6 +304,12 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
     assert output == [["[0] on 0", "[1] on 1"], ["[2] on 2"]]
 
 
+def test_script_may_have_a_double_dash_among_its_arguments(tmp_path: Path) -> None:
+    path = program(tmp_path, "print(sys.argv[1:])")
+    done = launch("--num-workers", "1", path, "--name", "a b", "--", "--num-workers", "3")
+    assert done.stdout == "[0] ['--name', 'a b', '--', '--num-workers', '3']\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -312,6 +318,10 @@ def test_prints_the_command_of_each_host(tmp_path: Path) -> None:
         (["--bogus", "--", "true"], "unknown '--bogus' before --: expected"),
         (["--"], "no command after --"),
         (["--epochs", "2", "a.py"], "put the flags of the script after it"),
+        (
+            ["--num-worker", "2", "a.py"],
+            "before it: python -m tfdist.launch [flags] a.py ... Did you mean --num-workers?",
+        ),
         (["not/there", "--", "a"], "unknown 'not/there' before --: expected"),
         (["--num-workers", "2", "not/there"], "Cannot start 'not/there'"),
         (["--hosts", "a:x"], "expected host:workers"),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from tfdist.errors import REQUEUE, ConfigurationError
+from tfdist.errors import REQUEUE, ConfigurationError, did_you_mean
 from tfdist.launcher.plan import parse_hosts
 
 PROGRAM = "python -m tfdist.launch"
@@ -118,8 +118,14 @@ def _split_command(
     Raises:
         ConfigurationError: A flag is invalid, or there is no command after `--`.
     """
+    with_command = _parser()
+    with_command.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     if "--" in arguments:
         separator = arguments.index("--")
+        known, unknown = with_command.parse_known_args(arguments[:separator])
+        command = vars(known).pop("command")
+        if command and not unknown and _is_script(command[0]):  # `--` is an argument of the script
+            return known, command + arguments[separator:]
         known, unknown = parser.parse_known_args(arguments[:separator])
         if unknown or not arguments[separator + 1 :]:
             problem = (
@@ -127,8 +133,6 @@ def _split_command(
             )
             raise ConfigurationError(f"{problem}: expected {PROGRAM} [flags] -- COMMAND ...")
         return known, arguments[separator + 1 :]
-    with_command = _parser()
-    with_command.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     known, unknown = with_command.parse_known_args(arguments)
     command = vars(known).pop("command")
     if command and not unknown:
@@ -138,9 +142,14 @@ def _split_command(
         if _is_script(word) and not before.startswith("-"):
             raise ConfigurationError(
                 f"{word}: put the flags of the script after it, and only flags of the launcher "
-                f"before it: {PROGRAM} [flags] {word} ..."
+                f"before it: {PROGRAM} [flags] {word} ...{_hint(parser, unknown[0])}"
             )
     return known, [sys.executable, "-m", "tfdist.train", *unknown]
+
+
+def _hint(parser: argparse.ArgumentParser, flag: str) -> str:
+    """Returns a suggestion for a flag that the launcher does not have, or an empty text."""
+    return did_you_mean(flag.partition("=")[0], re.findall(r"--[a-z0-9-]+", parser.format_help()))
 
 
 def _is_script(word: str) -> bool:
