@@ -27,11 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
 
     def parse_and_run() -> None:
-        config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
-        if config.evaluate:
-            saved_model.evaluate(config)
-        else:
-            with interrupts.preemption_raises():
+        with interrupts.preemption_raises():  # also while TensorFlow is imported
+            config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
+            if config.evaluate:
+                saved_model.evaluate(config)
+            else:
                 train(config)
 
     return command.run(parse_and_run)

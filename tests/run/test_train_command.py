@@ -20,6 +20,7 @@ from tests.support import ROOT, starting
 from tfdist import train
 from tfdist.cluster import membership
 from tfdist.config import TrainConfig
+from tfdist.errors import REQUEUE
 
 #: As for a user: without the log level of TensorFlow that tests set.
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -41,6 +42,17 @@ def test_invalid_flag_prints_two_lines(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 2
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_preemption_has_its_exit_code_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(*_: object) -> TrainConfig:
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler), "SIGTERM would end the process"
+        handler(signal.SIGTERM, None)
+        raise AssertionError
+
+    monkeypatch.setattr("tfdist.run.flags.parse", parse)
+    assert train.main([]) == REQUEUE
 
 
 @pytest.mark.parametrize(
