@@ -193,6 +193,7 @@ def test_server_that_is_gone_is_named() -> None:
     lost = heartbeat.first_lost([address])
     assert lost is not None
     assert f"Device server {address} is gone" in str(lost)
+    assert "a second training" in str(lost)  # a frequent reason
     with pytest.raises(ClusterError, match=f"No device server answers at {address}"):
         heartbeat.wait_for([address], 0)
 

@@ -44,7 +44,8 @@ class Lost(NamedTuple):
     def __str__(self) -> str:
         return (
             f"Device server {self.server} {self.reason}. The variables on it are lost: start it "
-            "again, and run the same command to resume from the last checkpoint."
+            "again, and run the same command to resume from the last checkpoint. If a second "
+            "training uses it, start another server for that one: TensorFlow's server would crash."
         )
 
 
