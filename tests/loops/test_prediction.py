@@ -87,6 +87,33 @@ def test_predict_uses_many_batches_per_call(predicted: Any) -> None:
     assert calls.rows == [10, ROWS - 10]
 
 
+class Loops(layers.Layer):
+    """Adds 1 as often as the first number of the batch says: later batches may end earlier."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(
+            lambda i, _: i < inputs[0, 0], lambda i, x: (i + 1, x + 1), (0.0, inputs)
+        )[1]
+
+
+def test_batches_that_are_computed_together_keep_their_order() -> None:
+    trainer = Trainer(building(lambda: [keras.Input((1,)), Loops()]), steps_per_call=8)
+    x = np.repeat(np.float32([2000, 0, 1000, 1, 500, 2, 3, 0]), 2)[:, None]
+    np.testing.assert_array_equal(trainer.predict(x, batch_size=2, verbose=0), 2 * x)
+
+
+def test_predict_with_active_dropout_draws_the_numbers_of_keras() -> None:
+    """Each batch reads the seed that the previous one has written."""
+
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, layers.Dropout(0.5)(inputs, training=True))
+
+    found = Trainer(build_model, steps_per_call=8).predict(X, batch_size=2, verbose=0)
+    assert_close(found, build_model().predict(X, batch_size=2, verbose=0))
+
+
 def test_predict_ignores_labels() -> None:
     trainer = mirrored(functools.partial(build, metrics=["mae"]))  # compiled but never trained
     assert_close(trainer.predict(dataset(), verbose=0), build().predict(X, verbose=0))

@@ -22,6 +22,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator
 from tfdist.upstream.keras_variables import values_of
+from tfdist.upstream.tensorflow_graphs import kinds_of, with_state
 
 
 class LocalOutputs(NamedTuple):
@@ -44,6 +45,9 @@ OutputsFn = Callable[[Iterator[Any], int], tuple[LoopResult, list[Any]]]
 
 #: The same, but only for the rows of this process.
 LocalFn = Callable[[Iterator[Any], int], tuple[LoopResult, LocalOutputs]]
+
+#: Operations whose only effect is to take a batch, or to read a weight.
+_READS = {"IteratorGetNext", "ReadVariableOp", "ResourceGather"}
 
 #: Outputs as arrays, or ragged or sparse tensors, in the order of a structure.
 Leaves = list[Any]
@@ -194,7 +198,8 @@ def _outputs_of_many(
         iterator: An iterator with at least `num_steps` batches.
         num_steps: Number of batches, int32 scalar.
     """
-    pieces = _pieces(of_one, iterator)
+    traced = of_one.get_concrete_function(iterator)
+    pieces = traced.structured_outputs[2]
     size = num_steps * len(pieces)
 
     def step(number: tf.Tensor, rows: tf.Tensor, checksum: tf.Tensor, arrays: list) -> tuple:
@@ -220,9 +225,13 @@ def _outputs_of_many(
         if counts:
             arrays.append(tf.TensorArray(tf.int32, num_steps, element_shape=[len(leaves)]))
     zero = tf.constant(0, tf.int64)
-    # No parallel iterations, because workers all-gather sharded weights in the order of batches.
+    # A batch is taken after the one before. What only reads weights may then compute two batches at
+    # a time. Updates of seeds and all-gathers of sharded weights keep the order of the batches.
     _, rows, checksum, arrays = tf.while_loop(
-        lambda number, *_: number < num_steps, step, (0, zero, zero, arrays), parallel_iterations=1
+        lambda number, *_: number < num_steps,
+        step,
+        (0, zero, zero, arrays),
+        parallel_iterations=2 if with_state(kinds_of(traced.graph)) <= _READS else 1,
     )
     with tf.device("CPU:0"):
         whole = [a.concat() for a in arrays[: len(leaves)]]
