@@ -48,6 +48,7 @@ def test_option_of_another_strategy_raises() -> None:
         ({"accumulate": 0}, "accumulate=0: expected an integer of at least 1"),
         ({"accumulate": "2"}, "accumulate='2': expected an integer of at least 1"),
         ({"accumulate": 2, "sync_batch_norm": True}, "Use only one of the two"),
+        ({"checkpoints": "runs/a"}, r"expected tfdist\.Checkpoints\('runs/a'\)"),
         ({"strategy": "mirorred"}, "mirrored, central_storage, towers"),
         ({"strategy": None}, "strategy=None: expected a tfdist Strategy or one of the names"),
         ({"strategy": tf.distribute.get_strategy()}, "expected a tfdist Strategy or one of"),

@@ -159,6 +159,10 @@ class Trainer:
                 "sync_batch_norm needs the moments of the global batch, but with accumulate="
                 f"{accumulate} it is computed in micro-batches. Use only one of the two."
             )
+        if not isinstance(checkpoints, Checkpoints | None):
+            raise ConfigurationError(
+                f"checkpoints={checkpoints!r}: expected tfdist.Checkpoints({checkpoints!r})."
+            )
         _check_choice("check_data", check_data, get_args(CheckData))
         _check_choice("uneven_data", uneven_data, get_args(UnevenData))
         _check_choice("check_ranks", check_ranks, get_args(CheckRanks))
