@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.support.classifier import LABELS, X, build, fit, network
-from tfdist.errors import DataError, NonFiniteError
+from tfdist.errors import ConfigurationError, DataError, NonFiniteError
 
 
 @pytest.mark.parametrize("labels", [np.zeros((12, 2)), np.zeros((12, 5, 1))])
@@ -70,3 +70,9 @@ def test_nan_loss_from_finite_data_raises() -> None:
 
     with pytest.raises(NonFiniteError, match=r"are finite.*check the loss"):
         fit(build_model, y=X[:, :3])
+
+
+def test_negative_number_of_steps_raises() -> None:
+    trainer = tfdist.Trainer(build, "one_device")
+    with pytest.raises(ConfigurationError, match="-1 steps per epoch: expected a positive number"):
+        trainer.fit(X, LABELS, steps_per_epoch=-1, verbose=0)

@@ -46,6 +46,10 @@ else:
 
 #: A time such as `2h`, `1h30m` or `90s`.
 _TIME = r"^(\d+[dhms])+$"
+_STAGE = r"^[1-9]\d*:[1-9]\d*$"
+_PATIENCE = r"^[^:]+:[1-9]\d*$"
+#: A value that matches each pattern, for messages.
+EXAMPLES = {_TIME: "10m", _STAGE: "32:3", _PATIENCE: "val_loss:5"}
 
 
 def default_data_dir() -> str:
@@ -186,7 +190,7 @@ class Optimization(BaseModel):
     batch_size: PositiveInt = Field(
         64, description="global batch: examples per optimizer step over all replicas"
     )
-    batch_warmup: list[Annotated[str, Field(pattern=r"^[1-9]\d*:[1-9]\d*$")]] | None = Field(
+    batch_warmup: list[Annotated[str, Field(pattern=_STAGE)]] | None = Field(
         None,
         description="32:3,64:2 uses batches of 32 for 3 epochs, of 64 for 2, then --batch-size; "
         "default: none",
@@ -234,7 +238,7 @@ class Optimization(BaseModel):
         description="momentum of the moving averages of the weights to evaluate and save, such as "
         "0.999; default: the weights themselves",
     )
-    early_stopping: Annotated[str, Field(pattern=r"^[^:]+:[1-9]\d*$")] | None = Field(
+    early_stopping: Annotated[str, Field(pattern=_PATIENCE)] | None = Field(
         None,
         description="val_loss:5 stops after 5 epochs without improvement; default: never",
     )

@@ -197,7 +197,10 @@ def test_print_config_can_be_read_back(
         (["--strategy", "foo"], "'one_device', 'mirrored', 'central_storage', 'towers'"),
         (["--epochs", "none"], "--epochs: expected a valid integer, got 'none'"),
         (["--loss-scale-initial", "8"], "--loss-scale-initial: has no effect without dynamic loss"),
-        (["--early-stopping", "loss"], "--early-stopping: expected String should match pattern"),
+        (
+            ["--early-stopping", "loss"],
+            "--early-stopping: expected a value like val_loss:5, got 'loss'",
+        ),
         (["--epochs"], "--epochs: expected one argument"),
         (["--loss-scale", "big"], "--loss-scale: expected 'auto', 'none' or 'dynamic' or a"),
         (["--learning-rate", "-1"], "--learning-rate: expected greater than 0, got '-1'"),

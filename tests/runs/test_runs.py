@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 from pathlib import Path
 
@@ -74,6 +75,27 @@ def test_invalid_arguments_raise(capsys: pytest.CaptureFixture[str]) -> None:
     assert "compare needs at least two runs" in capsys.readouterr().err
     assert runs.main(["list", "nothing"]) == 1
     assert "nothing is not a run folder" in capsys.readouterr().err
+    assert runs.main(["compare", "first", "second", "--picture", "no/curves.png"]) == 1
+    assert "the folder no does not exist" in capsys.readouterr().err
+    assert runs.main(["compare", "first", "second", "--picture", "curves.abc"]) == 1
+    assert "expected a name that ends with .png or" in capsys.readouterr().err
+
+
+def test_clean_without_a_terminal_deletes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert runs.main(["clean"]) == 1
+    assert "Add --yes." in capsys.readouterr().err
+    assert Path("runs/killed").exists()
+
+
+def test_unreadable_run_does_not_hide_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/killed/config.yaml").write_bytes(b"\xff: [")
+    assert runs.main(["list"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[::2] == ["runs/second", "runs/first"]
+    assert err.startswith("warning: runs/killed is not a run folder: ")
 
 
 def test_folder_that_cannot_be_deleted_is_an_error(

@@ -128,6 +128,34 @@ def test_search_ends_when_all_runs_fail() -> None:
         search_all(make("study"))
 
 
+def test_diverged_run_is_not_the_best() -> None:
+    diverging = PROGRAM.replace(
+        "while pathlib",
+        """
+if x == 3:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"epoch": 2, "loss": None}) + "\\n")
+while pathlib""",
+    )
+    Path("training.py").write_text(diverging)
+    created = make("study")
+    search_all(created)
+    results = created.results()
+    assert [result.state for result in results] == ["complete"] * 3 + ["failed"]
+    assert [result.value for result in results] == [1, 1, 4, None]
+
+
+def test_search_without_a_complete_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["search", "--over", "strategy=bad", "--trials", "1"]) == 1
+    assert "error: no run of study is complete" in capsys.readouterr().err
+
+
+def test_study_that_cannot_be_written_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--over", "batch_size=8", "--folder", "training.py/study"]
+    assert tune.main(["search", *arguments]) == 1
+    assert "error: Cannot write the study: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -356,7 +356,14 @@ def limited_steps_per_epoch(steps: int | None) -> int | None:
 
     Args:
         steps: The number; None for all data.
+
+    Raises:
+        ConfigurationError: The number is negative.
     """
+    if steps is not None and steps < 0:
+        raise ConfigurationError(
+            f"{steps} steps per epoch: expected a positive number, or None to use all of the data."
+        )
     return _limited("steps_per_epoch", steps, keras.config.max_steps_per_epoch())
 
 

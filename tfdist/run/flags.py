@@ -17,7 +17,7 @@ from jsonargparse import ActionYesNo, ArgumentParser
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from tfdist.config import GROUPS, TrainConfig
+from tfdist.config import EXAMPLES, GROUPS, TrainConfig
 from tfdist.console import command, settings_file
 from tfdist.console.settings_file import HYPERPARAMETER_PREFIX, Layer, Setting
 from tfdist.errors import ConfigurationError, did_you_mean
@@ -232,13 +232,19 @@ def _metavar(annotation: Any) -> str:
 def _first_problem(error: ValidationError) -> str:
     """Returns the problem of the first invalid field: expected and actual value, on one line."""
     first, *_ = details = error.errors()
-    of_field = [detail["msg"] for detail in details if detail["loc"][0] == first["loc"][0]]
+    of_field = [_message(detail) for detail in details if detail["loc"][0] == first["loc"][0]]
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     takes = [text.removeprefix("Input should be ").split(", unable")[0] for text in of_field]
     got = first["input"]
     hint = did_you_mean(got, re.findall(r"'([^']+)'", " ".join(takes)))
     return f"expected {' or '.join(takes)}, got {got!r}.{hint}"
+
+
+def _message(detail: Any) -> str:
+    """Returns pydantic's message, but an example in place of a regular expression."""
+    example = EXAMPLES.get(detail.get("ctx", {}).get("pattern"))
+    return f"a value like {example}" if example else str(detail["msg"])
 
 
 def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:

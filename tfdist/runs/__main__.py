@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser
 
 from pipelines import storage
 from pipelines.storage import AnyPath
-from tfdist.console import command, sizes, tables
+from tfdist.console import command, sizes, table_files, tables
 from tfdist.errors import ConfigurationError
 from tfdist.runs import folders
 from tfdist.runs.folders import Run
@@ -108,10 +108,11 @@ def _compare(runs: Sequence[Run], picture: Path) -> None:
     """Prints a column per run, and draws a panel per metric.
 
     Raises:
-        ConfigurationError: There is only one run.
+        ConfigurationError: There is only one run, or the picture cannot be written.
     """
     if len(runs) < 2:
         raise ConfigurationError("compare needs at least two runs: add their names to the command.")
+    table_files.check(str(picture), ".png", ".jpg", ".pdf", ".svg")
     letters = [chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(len(runs))]
     tables.facts((letter, str(run.path)) for letter, run in zip(letters, runs, strict=True))
     names = list(dict.fromkeys(name for run in runs for name in run.metrics()))
@@ -153,7 +154,7 @@ def _clean(runs: Sequence[Run], yes: bool) -> None:
     """Deletes run folders, after a confirmation.
 
     Raises:
-        ConfigurationError: A run is still running.
+        ConfigurationError: A run is still running, or nobody can confirm.
     """
     if running := [run for run in runs if run.state == "running"]:
         raise ConfigurationError(
@@ -164,12 +165,21 @@ def _clean(runs: Sequence[Run], yes: bool) -> None:
         return
     for run in runs:
         print(f"{run.path}  {len(run.epochs)} epochs, {sizes.format_bytes(run.num_bytes)}")
-    if not yes and input(f"Delete these {len(runs)} folders? [y/N] ").strip().lower() != "y":
+    if not yes and _answer(f"Delete these {len(runs)} folders? [y/N] ") != "y":
         print("Nothing was deleted.")
         return
     for run in runs:
         folders.remove(run)
     print(f"Deleted {len(runs)} folders.")
+
+
+def _answer(question: str) -> str:
+    try:
+        return input(question).strip().lower()
+    except EOFError:
+        raise ConfigurationError(
+            "Nothing was deleted, because there is no terminal for the answer. Add --yes."
+        ) from None
 
 
 if __name__ == "__main__":

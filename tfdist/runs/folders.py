@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +72,8 @@ def read(path: AnyPath) -> Run:
         epochs = read_epochs(path) if "metrics.jsonl" in sizes else []
         state = "running" if lock_of(str(path)).is_held() else "stopped"
     except (OSError, yaml.YAMLError, pipelines.DataError) as error:
-        raise ConfigurationError(f"{path} is not a run folder: {error}") from None
+        reason = " ".join(str(error).split())
+        raise ConfigurationError(f"{path} is not a run folder: {reason}") from None
     if state == "stopped" and "model.keras" in sizes:
         state = "finished"
     config = config if isinstance(config, Mapping) else {}
@@ -94,15 +96,21 @@ def read_epochs(path: AnyPath) -> list[Mapping[str, float | None]]:
 
 
 def below(folder: AnyPath) -> list[Run]:
-    """Returns the runs in a folder, the newest first.
+    """Returns the runs in a folder, the newest first, and warns of those that cannot be read.
 
     Raises:
         ConfigurationError: The folder contains no runs, or the object store cannot be read.
     """
     try:
-        found = [read(folder / name) for name in _names(folder)]
+        names = _names(folder)
     except pipelines.DataError as error:
         raise ConfigurationError(f"{folder} cannot be read: {error}") from None
+    found = []
+    for name in names:
+        try:
+            found.append(read(folder / name))
+        except ConfigurationError as error:
+            print(f"warning: {error}", file=sys.stderr)
     if not found:
         raise ConfigurationError(
             f"{folder} contains no runs. Choose another folder with --folder, or start a run "

@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from tfdist.console import tables
-from tfdist.errors import ConfigurationError, MissingError
+from tfdist.errors import ConfigurationError, LaunchError, MissingError
 from tfdist.tune import space
 
 DESCRIPTION = "searches the best values of any flags with Optuna, one run per trial; can be resumed"
@@ -90,7 +90,7 @@ def run(
 
     Raises:
         ConfigurationError: A flag is invalid, or the folder contains another study.
-        LaunchError: The first runs all fail.
+        LaunchError: The first runs all fail, or none is complete in the end.
         MissingError: Optuna is not installed.
     """
     dimensions = [space.parse(specification) for specification in over]
@@ -134,7 +134,11 @@ def _should_maximize(metric: str, mode: str) -> bool:
 
 
 def _show(study: Any, metric: str, training: Sequence[str], num_workers: int) -> None:
-    """Prints the best runs, and the command to repeat the best one."""
+    """Prints the best runs, and the command to repeat the best one.
+
+    Raises:
+        LaunchError: No run is complete.
+    """
     results = study.results()
     names = list(dict.fromkeys(name for result in results for name in result.values))
     rows = [
@@ -149,7 +153,7 @@ def _show(study: Any, metric: str, training: Sequence[str], num_workers: int) ->
         title=f"{len(ended)} complete runs in {study.folder}",
     )
     if not ended:
-        return
+        raise LaunchError(f"no run of {study.folder} is complete. Its logs have the reasons.")
     program = ["python", "-m", "tfdist.train"]
     if num_workers > 1:
         program = ["python", "-m", "tfdist.launch", "--num-workers", str(num_workers)]

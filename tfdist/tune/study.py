@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import time
 import uuid
@@ -77,8 +78,8 @@ class Study:
         seed: Seed of the sampler.
 
     Raises:
-        ConfigurationError: The folder contains a study with other settings, or a grid search has a
-            range of floats.
+        ConfigurationError: The folder contains a study with other settings or cannot be created,
+            or a grid search has a range of floats.
     """
 
     def __init__(
@@ -98,7 +99,12 @@ class Study:
             for dimension in dimensions:
                 dimension.all_values()  # raises an error for a range of floats
         self._dimensions, self._training = dimensions, training
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"Cannot write the study: {error}. Use another folder with --folder."
+            ) from None
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(folder / _JOURNAL))),
@@ -311,9 +317,11 @@ class _Slots:
         self._pruned.discard(slot)
         chosen = ", ".join(f"{name} {value}" for name, value in trial.user_attrs["values"].items())
         name = f"{process.folder.name}: {chosen}"
-        if code == 0 and values:
+        if code == 0 and values and math.isnan(value := values[max(values)]):
+            self._study.tell(trial, TrialState.FAIL)
+            tables.text(f"{name}: failed: {self._study.metric} is not finite in the last epoch")
+        elif code == 0 and values:
             self._num_complete += 1
-            value = values[max(values)]
             self._study.tell(trial, TrialState.COMPLETE, value)
             tables.text(f"{name}: {self._study.metric} {value:.4f}")
         elif pruned and values:

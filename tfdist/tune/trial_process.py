@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -46,7 +47,7 @@ class TrialProcess:
         return self._popen.poll()
 
     def values(self, metric: str) -> dict[int, float]:
-        """Returns the metric by epoch, counted from 1; epochs without a finite value are omitted.
+        """Returns the metric by epoch, counted from 1; NaN if it is not finite.
 
         Raises:
             ConfigurationError: The run does not report the metric.
@@ -59,8 +60,8 @@ class TrialProcess:
                     f"--metric {metric}: expected one of {', '.join(known)}."
                     f"{did_you_mean(metric, known)}"
                 )
-            if (value := line[metric]) is not None:
-                found[int(line["epoch"] or 0)] = value
+            value = line[metric]
+            found[int(line["epoch"] or 0)] = math.nan if value is None else value
         return found
 
     def preempt(self) -> None:
