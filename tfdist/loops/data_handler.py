@@ -47,12 +47,14 @@ class DataHandler:
         are_arrays: Whether the data consists of arrays in memory.
 
     Raises:
+        ConfigurationError: The number of steps is negative.
         DataError: There is no data, or workers have different numbers of batches and `uneven_data`
             is `"refuse"`.
     """
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
         self.source = x
+        self._steps_per_epoch = limited_steps_per_epoch(options.get("steps_per_epoch"))
         if callable(x) and not isinstance(x, tf.data.Dataset):
             x = x(strategy.input_context())
             self.own_rows = True
@@ -75,7 +77,6 @@ class DataHandler:
             ) from error
         self.batch_size = self._adapter.batch_size
         self.are_arrays = input_data.are_arrays(self._adapter)
-        self._steps_per_epoch = limited_steps_per_epoch(options.get("steps_per_epoch"))
         self.sizes = self._sizes_of_all(strategy)
         self._size = self._num_batches_of_all(strategy.uneven_data if training else "pad")
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
