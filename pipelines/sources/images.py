@@ -194,9 +194,17 @@ class ImageFolder(Source):
 
 
 def open_source(location: str, options: Options) -> Source:
-    """Opens an image folder."""
+    """Opens an image folder.
+
+    Raises:
+        DataError: It contains no images.
+    """
     folder = storage.at(location)
-    return ImageFolder(folder, files_below(folder, IMAGE_SUFFIXES), options)
+    paths = files_below(folder, IMAGE_SUFFIXES)
+    if not paths:
+        known = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise DataError(f"{location}: found no images, that is, no files that end with {known}")
+    return ImageFolder(folder, paths, options)
 
 
 def label_features(classes: tuple[str, ...]) -> tuple[Feature, ...]:

@@ -210,6 +210,14 @@ def test_exported_checkpoint_loads_in_plain_keras(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, trainer.predict(X, verbose=0), 1e-6, 1e-6)
 
 
+def test_export_to_a_missing_folder_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path / "checkpoints", epochs=1)
+    assert main(["export", str(tmp_path / "checkpoints"), str(tmp_path / "no/m.keras")]) == 1
+    assert "/no does not exist. Create it first." in capsys.readouterr().err
+
+
 def test_keeps_the_best_epoch(tmp_path: Path) -> None:
     trainer = repeatable(tmp_path, keep=1, keep_best="loss")
     losses = trainer.fit(X, Y * [1e3], batch_size=15, epochs=5, verbose=0).history["loss"]

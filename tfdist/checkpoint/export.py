@@ -34,10 +34,15 @@ def export(checkpoint: str, target: Path) -> None:
         target: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
 
     Raises:
-        ConfigurationError: The checkpoint is damaged or has no architecture, or the target exists.
+        ConfigurationError: The checkpoint is damaged or has no architecture, or the target exists
+            or its folder does not.
     """
     if target.exists():
         raise ConfigurationError(f"{target} already exists: choose another name.")
+    if not target.parent.is_dir():
+        raise ConfigurationError(
+            f"{target}: the folder {target.parent} does not exist. Create it first."
+        )
     saved = Snapshot.unpacked(load(checkpoint), checkpoint)
     if (config := saved.state[MODEL]) is None:
         raise ConfigurationError(

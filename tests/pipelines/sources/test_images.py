@@ -32,6 +32,12 @@ def test_without_class_folders_no_label_is_stored(tmp_path: Path) -> None:
     np.testing.assert_array_equal(example["image"], pictures.pixels(7))
 
 
+def test_folder_without_images_raises(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match=r"found no images, that is, no files that end with \.bmp"):
+        opened.source(tmp_path, "images")
+
+
 def test_gray_images_have_one_channel(tmp_path: Path) -> None:
     Image.fromarray(np.full((4, 4), 9, np.uint8)).save(tmp_path / "a.png")
     source = opened.source(tmp_path)
