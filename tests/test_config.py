@@ -48,6 +48,14 @@ def test_invalid_value_raises(field: str, value: object) -> None:
         TrainConfig(**{field: value})
 
 
+def test_folders_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/a")
+    config = TrainConfig(run_dir="~/runs/a", data="~/photos", data_dir="s3~/b")
+    assert (config.run_dir, config.data, config.data_dir) == (
+        "/home/a/runs/a", "/home/a/photos", "s3~/b",
+    )  # fmt: skip
+
+
 def test_field_accepts_words_and_numbers() -> None:
     assert TrainConfig(loss_scale="dynamic").loss_scale == "dynamic"
     assert TrainConfig(loss_scale="128").loss_scale == 128.0

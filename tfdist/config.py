@@ -402,6 +402,12 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimization, StrategyOpti
         """Accepts former names of strategies."""
         return current_name(value) if isinstance(value, str) else value
 
+    @field_validator("data", "run_dir", "data_dir", "cache_dir", "compile_cache", "evaluate")
+    @classmethod
+    def _in_home(cls, value: str | None) -> str | None:
+        """Replaces `~`, which shells leave in `--run-dir=~/a`, and which files may contain."""
+        return value and os.path.expanduser(value)  # noqa: PTH111 - Path changes URLs
+
     @field_validator("data_dir", "cache_dir", "compile_cache")
     @classmethod
     def _is_local(cls, value: str | None) -> str | None:

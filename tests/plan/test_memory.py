@@ -162,6 +162,8 @@ def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> Non
         ("memory --card many", "'many': expected a size like 24GB"),
         ("memory --table a.txt", "a.txt: expected a name that ends with .md or .csv"),
         ("memory --input a,b", "--input a,b: expected numbers like 224,224,3"),
+        ("memory --model cnn --input 8", "--model cnn cannot be built with --input 8"),
+        ("memory --model mlp --set dept=3", "got an unexpected keyword argument 'dept'"),
     ],
 )
 def test_invalid_flags_raise(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -59,19 +60,30 @@ class Network:
             )
 
     def build(self) -> keras.Model:
-        """Returns the compiled model."""
+        """Returns the compiled model.
+
+        Raises:
+            ConfigurationError: The network cannot be built with this shape or these arguments.
+        """
         import keras
 
         from tfdist import optimizers
 
-        builder = getattr(models, self.model)
+        arguments: list[Any] = [self.input_shape, self.num_classes]
+        loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         if self.model == "autoencoder":
-            model, loss = builder(self.input_shape, **self.settings), "mean_squared_error"
-        else:
-            first = self.num_classes if self.model == "gpt" else self.input_shape
-            second = self.input_shape[0] if self.model == "gpt" else self.num_classes
-            model = builder(first, second, **self.settings)
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            arguments, loss = [self.input_shape], "mean_squared_error"
+        elif self.model == "gpt":
+            arguments = [self.num_classes, self.input_shape[0]]
+        try:
+            model = getattr(models, self.model)(*arguments, **self.settings)
+        except (TypeError, ValueError, IndexError) as error:
+            shape = ",".join(map(str, self.input_shape))
+            reason, *_ = re.split(r"[.]\s", str(error))
+            raise ConfigurationError(
+                f"--model {self.model} cannot be built with --input {shape} and these values of "
+                f"--set: {reason}"
+            ) from None
         fields: dict[str, Any] = {"optimizer": self.optimizer}
         config = TrainConfig(**fields)
         model.compile(optimizers.create(config, config.learning_rate), loss)
