@@ -156,6 +156,18 @@ class ClusterError(TfdistError, RuntimeError):
     """
 
 
+class TooFewDevicesError(DeviceError, ClusterError):
+    """A strategy needs more devices than this process has, or its workers more than their host.
+
+    Example:
+        >>> try:
+        ...     tfdist.Trainer(build_model, strategy="tensor_parallel", devices=1)
+        ... except tfdist.errors.TooFewDevicesError as error:
+        ...     print(str(error)[:60])
+        strategy 'tensor_parallel' splits layers over devices, but g
+    """
+
+
 class InstallError(TfdistError, RuntimeError):
     """A requirement of an installation is missing on this machine, or a build failed.
 

@@ -136,7 +136,10 @@ class Scaling:
             return tf.constant(0)
         values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         finite = [tf.reduce_all(tf.math.is_finite(v)) for v in values if v is not None]
-        return tf.add_n([tf.constant(0), *(tf.cast(~f, tf.int32) for f in finite)])
+        if not finite:
+            return tf.constant(0)
+        # Stacked before they are counted: GPUs leave sums of int32 to the host.
+        return tf.math.count_nonzero(~tf.stack(finite), dtype=tf.int32)
 
     def apply(
         self,

@@ -31,7 +31,7 @@ ALLOWED = {
 }
 
 #: Types of devices whose kernels serve a GPU. Kernels for any device are registered as "DEFAULT".
-_ON_GPUS = ("GPU", "DEFAULT")
+ON_GPUS = ("GPU", "DEFAULT")
 
 
 class Operation(NamedTuple):
@@ -128,5 +128,5 @@ def _has_kernel(kind: str, dtypes: tuple[tuple[str, str], ...]) -> bool:
             if name == constraint.name
         )
         for kernel in kernels.get_registered_kernels_for_op(kind).kernel
-        if kernel.device_type in _ON_GPUS
+        if kernel.device_type in ON_GPUS
     )

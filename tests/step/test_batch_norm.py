@@ -10,7 +10,9 @@ import pytest
 from keras import layers
 
 import tfdist
+from tfdist.step import batch_norm
 from tfdist.strategies import mirrored_variables
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 STRATEGIES = ["mirrored", "central_storage", "towers"]
 MOMENTUM = 0.7
@@ -87,3 +89,63 @@ def test_replicas_have_equal_statistics() -> None:
         assert len(copies) == 2
         for copy in copies:
             np.testing.assert_array_equal(variable, copy)
+
+
+def images_model(**options: object) -> keras.Model:
+    """Returns a network with a BatchNormalization that `fused` can replace."""
+    keras.utils.set_random_seed(1)
+    norm = layers.BatchNormalization(momentum=MOMENTUM, **options)
+    model = keras.Sequential(
+        [keras.Input((5, 4, 3)), layers.Conv2D(6, 3), norm, layers.Flatten(), layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("options", [{}, {"scale": False}, {"center": False, "epsilon": 0.1}])
+def test_fused_kernel_trains_as_keras(options: dict, precision: str) -> None:
+    """Also on a last batch of one row, whose variance is that of its pixels."""
+    random = np.random.default_rng(0)
+    x = random.normal(1.0, 2.0, (15, 5, 4, 3)).astype("float32")
+    y = random.normal(size=(15, 1)).astype("float32")
+    fit = {"batch_size": 7, "shuffle": False, "verbose": 0, "epochs": 2}
+    trainer = tfdist.Trainer(
+        lambda: images_model(**options), strategy="one_device", precision=precision
+    )
+    graphs = graphs_run_by(lambda: trainer.fit(x, y, **fit))
+    kinds = {node.op for graph in graphs for node in graph.post_optimization_graph.node}
+    assert {"FusedBatchNormV3", "FusedBatchNormGradV3"} <= kinds
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        expected = images_model(**options)
+        expected.fit(x, y, **fit)
+    finally:
+        keras.config.set_dtype_policy(before)
+    tolerance = {"float32": 1e-5, "mixed_float16": 2e-3, "mixed_bfloat16": 2e-2}[precision]
+    for found, wanted in zip(trainer.model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fused_kernel_ignores_replicas_without_rows(strategy: str) -> None:
+    x, y = np.ones((7, 5, 4, 3), "float32"), np.zeros((7, 1), "float32")
+    x += np.random.default_rng(0).normal(size=x.shape)
+    trainer = tfdist.Trainer(images_model, strategy=strategy, devices=3)
+    trainer.fit(x, y, batch_size=6, shuffle=False, verbose=0)  # then one row for three replicas
+    assert all(np.isfinite(weight).all() for weight in trainer.model.get_weights())
+
+
+def test_own_layers_keep_their_call() -> None:
+    class Doubled(layers.BatchNormalization):
+        def call(self, inputs: object, training: object = None, mask: object = None) -> object:
+            return 2 * super().call(inputs, training=training, mask=mask)
+
+    image, row = layers.BatchNormalization(), layers.BatchNormalization()
+    doubled, first = Doubled(), layers.BatchNormalization(axis=1)
+    for layer in (image, doubled, first):
+        layer.build((None, 4, 4, 3))
+    row.build((None, 3))
+    fusible = [batch_norm.is_fusible(layer) for layer in (image, doubled, first, row)]
+    assert fusible == [True, False, False, False]

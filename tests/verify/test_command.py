@@ -12,7 +12,7 @@ import pytest
 
 from tests.support import starting
 from tfdist import strategies
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, TooFewDevicesError
 from tfdist.strategies import mirrored_variables
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.verify import report
@@ -142,3 +142,9 @@ def test_time_is_bounded(tmp_path: Path) -> None:
     flags = ["--strategy", "multi_worker", "--num-workers", "2", "--timeout", "1"]
     done = run(tmp_path, *flags, code=1)
     assert "did not finish within 1 s" in done.stderr
+
+
+def test_too_few_devices_are_no_failure_of_all_strategies() -> None:
+    outcome = TooFewDevicesError("needs two devices")
+    assert report.healthy(outcome)
+    assert report.as_text("tensor_parallel", outcome) == "NONE tensor_parallel: needs two devices"

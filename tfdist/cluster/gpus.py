@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Sequence
 
 from tfdist.cluster.record import Environ
-from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.errors import ClusterError, ConfigurationError, TooFewDevicesError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Set by the launcher if it assigned GPUs to each worker, so that workers do not divide them again.
@@ -133,8 +133,8 @@ def divide(claims: Sequence[Sequence[str]], share: bool) -> list[list[int]]:
         By rank, the positions of the worker's GPUs in its list.
 
     Raises:
-        ClusterError: There are fewer GPUs than workers, or workers see different sets of GPUs that
-            overlap.
+        TooFewDevicesError: There are fewer GPUs than workers.
+        ClusterError: Workers see different sets of GPUs that overlap.
     """
     users: dict[str, list[int]] = {}
     for rank, gpus in enumerate(claims):
@@ -153,7 +153,7 @@ def divide(claims: Sequence[Sequence[str]], share: bool) -> list[list[int]]:
         elif share:
             chosen = [reference[number % len(reference)]]
         else:
-            raise ClusterError(
+            raise TooFewDevicesError(
                 f"{len(peers)} workers on one host (rank {_format_ranks(peers)}) see "
                 f"{len(reference)} GPU{'s' * (len(reference) > 1)}, but NCCL needs at least one "
                 f"per worker: start at most {len(reference)} on this host, or let them share GPUs "

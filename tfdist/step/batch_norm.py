@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,7 +11,16 @@ import keras
 import tensorflow as tf
 
 from tfdist.step.replica import current
-from tfdist.upstream.keras_model import flatten_layers, moments, moments_computed_by, reduction_axes
+from tfdist.upstream.keras_model import (
+    called_by,
+    flatten_layers,
+    moments,
+    moments_computed_by,
+    reduction_axes,
+)
+
+#: What TensorFlow's fused kernel accepts.
+_FUSED_DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 
 
 def layers_of(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -30,6 +40,7 @@ def fixed_moments(model: keras.Model) -> Iterator[None]:
                 return tuple(tf.cast(moment, inputs.dtype) for moment in statistics)
 
             stack.enter_context(moments_computed_by(layer, moving))
+            stack.enter_context(called_by(layer, functools.partial(type(layer).call, layer)))
         yield
 
 
@@ -37,9 +48,6 @@ def local_moments(
     layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the moments of this replica's batch; replaces the layer's own method.
-
-    A replica without rows has no moments. It gets the moving ones, so that no NaN reaches a
-    gradient.
 
     Args:
         layer: The layer.
@@ -49,14 +57,69 @@ def local_moments(
     Returns:
         Mean and variance, one number per channel.
     """
-    replica, found = current(), moments(layer, inputs, mask)
+    return _if_rows(layer, *moments(layer, inputs, mask))
+
+
+def _if_rows(
+    layer: keras.layers.BatchNormalization, mean: tf.Tensor, variance: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns moments, or the moving ones if a replica has no rows: NaN must reach no gradient."""
+    replica = current()
     if replica is None or replica.num_microbatches == 1:
-        return found
-    moving = (layer.moving_mean, layer.moving_variance)
+        return mean, variance
+    old = layer.moving_mean, layer.moving_variance
     return tuple(
-        tf.where(replica.num_rows > 0, new, tf.cast(old, new.dtype))
-        for new, old in zip(found, moving, strict=True)
+        tf.where(replica.num_rows > 0, new, tf.cast(moving, new.dtype))
+        for new, moving in zip((mean, variance), old, strict=True)
     )
+
+
+def is_fusible(layer: keras.layers.BatchNormalization) -> bool:
+    """Returns whether `fused` can replace a layer's `call`: Keras's, of images, channels last."""
+    plain = keras.layers.BatchNormalization
+    is_plain = type(layer).call is plain.call and not layer.renorm
+    return is_plain and len(reduction_axes(layer) or ()) == 3 and layer.axis in (-1, 3)
+
+
+def fused(
+    layer: keras.layers.BatchNormalization,
+    inputs: tf.Tensor,
+    training: bool | None = None,
+    mask: Any = None,
+) -> tf.Tensor:
+    """Normalizes by the moments of this replica's batch in one kernel; replaces a layer's `call`.
+
+    Keras takes some thirty operations for both passes, and casts half precision to float32 for
+    them: on a GPU most of the time of a ResNet. The kernel reads half precision and computes in
+    float32. It returns the unbiased variance, and the moving variance is Keras's, the biased one.
+
+    Args:
+        layer: A layer that `is_fusible`.
+        inputs: `(rows, height, width, channels)`.
+        training: Without training, or with a mask, Keras's own `call` is used.
+        mask: Bool tensor of one rank less, or None.
+
+    Returns:
+        The normalized inputs, in the layer's compute dtype.
+    """
+    x = tf.convert_to_tensor(inputs)
+    if not (training and layer.trainable) or mask is not None or x.dtype not in _FUSED_DTYPES:
+        return type(layer).call(layer, inputs, training=training, mask=mask)
+    channels = x.shape[-1]
+    outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=x,
+        scale=tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones([channels]),
+        offset=tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros([channels]),
+        mean=[],
+        variance=[],
+        epsilon=layer.epsilon,
+        is_training=True,
+    )
+    count = tf.cast(tf.size(x) // channels, tf.float32)
+    moving = layer.moving_mean, layer.moving_variance
+    for old, new in zip(moving, _if_rows(layer, mean, unbiased * (1 - 1 / count)), strict=True):
+        old.assign(old * layer.momentum + tf.cast(new, old.dtype) * (1.0 - layer.momentum))
+    return tf.cast(outputs, layer.compute_dtype)
 
 
 def global_moments(

@@ -18,7 +18,7 @@ from tfdist.step.random import draws_of_one_device
 from tfdist.step.remat import layers_rematerialized
 from tfdist.step.scope import layer_inputs_noted
 from tfdist.upstream.keras_losses import losses_of_one_device
-from tfdist.upstream.keras_model import moments_computed_by
+from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
 
 
@@ -35,6 +35,7 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
         if not options.replica_random:
             stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())
+        stack.enter_context(signs_on_device())
         if any(map(is_joined_to_read, model.variables)):
             stack.enter_context(layer_inputs_noted())
         stack.enter_context(layers_rematerialized(model, options.remat, options.sync_batch_norm))
@@ -42,4 +43,7 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
             is_global = options.sync_batch_norm or layer.synchronized
             moments = batch_norm.global_moments if is_global else batch_norm.local_moments
             stack.enter_context(moments_computed_by(layer, functools.partial(moments, layer)))
+            if not is_global and batch_norm.is_fusible(layer):
+                fused = functools.partial(batch_norm.fused, layer)
+                stack.enter_context(called_by(layer, fused))
         yield

@@ -197,8 +197,9 @@ class _ReplicaLoss:
 
     def _global_size(self, tensor: tf.Tensor, dtype: Any = None) -> tf.Tensor:
         """Returns the number of elements that `tensor` has in the global batch."""
-        per_row = tf.reduce_prod(tf.shape(tensor)[1:])
-        return tf.cast(self._replica.total_rows * per_row, dtype or tensor.dtype)
+        dtype = dtype or tensor.dtype
+        per_row = tf.cast(tf.reduce_prod(tf.shape(tensor)[1:]), dtype)
+        return tf.cast(self._replica.total_rows, dtype) * per_row
 
 
 @contextmanager

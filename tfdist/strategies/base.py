@@ -394,7 +394,9 @@ class Strategy(ABC):
             whole: As for `distribute`.
         """
         num_local, several = self.num_local_replicas, self.group.size > 1
-        rows, checksum = num_rows(batch), tf.constant(0, tf.int64)
+        rows = num_rows(batch)
+        with tf.device("CPU:0"):  # where the loop counts, not on a GPU
+            checksum = tf.constant(0, tf.int64)
         if several and (whole or not own_rows):
             checksum = batches.checksum(batch, self.check_data)
         if whole:

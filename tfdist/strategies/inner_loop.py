@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
@@ -38,14 +39,15 @@ LoopFn = Callable[[Iterator[Any], tf.Tensor], tuple[LoopResult, Logs]]
 Receive = Callable[[Any], Element]
 
 
-#: The result so far, the time at which the last step was done, and whether data may be left.
+#: The result so far, the time at which the last step was done, and whether data may be left: int32,
+#: 1 or 0, because a GPU keeps booleans in its own memory and int32 in the host's.
 State = tuple[LoopResult, tf.Tensor, tf.Tensor]
 
 #: Takes a batch, and makes a step if there is one.
 Take = Callable[[LoopResult, tf.Tensor, tf.Tensor], State]
 
-#: Calls a function on a state, up to a number of times.
-Repeat = Callable[[Take, State, tf.Tensor], State]
+#: Calls a function on a state, up to a number of times; given a context with the numbers' device.
+Repeat = Callable[[Take, State, tf.Tensor, Callable[[], Any]], State]
 
 
 class Step(Protocol):
@@ -98,6 +100,9 @@ def one_step_in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITE
 def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> LoopFn:
     graphs: list[tf.Graph] = []
 
+    # Branches return their results on the first GPU, whatever the device they were computed on.
+    numbers_on: Callable[[], Any] = nullcontext if end else _host
+
     def run(iterator: Any, num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
         if not tf.executing_eagerly():
             graphs.append(tf.compat.v1.get_default_graph())
@@ -117,17 +122,22 @@ def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> 
                     element_or_optional = batch.get_value() if end else batch
                     element = receive(_from_then_on(ready_at, element_or_optional))
                 done = step(element.num_rows, element.shares)
-                # Data that were ready before the last step was done kept nobody waiting.
-                waited = result.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
-                done_at = clock.after(_leaves(done))
-                with tf.control_dependencies(clock.read_first(_leaves(done), done_at)):
-                    return _after(result, element, waited), done_at
+                with numbers_on():
+                    # Data that were ready before the last step was done kept nobody waiting.
+                    waited = result.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
+                    done_at = clock.after(_leaves(done))
+                    with tf.control_dependencies(clock.read_first(_leaves(done), done_at)):
+                        return _after(result, element, waited), done_at
 
+            with _host():
+                more = tf.cast(has_batch, tf.int32)
             if end is None:
-                return *make_step(), has_batch
-            return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), has_batch
+                return *make_step(), more
+            return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), more
 
-        result, _, _ = repeat(take, (_nothing(), clock.now(), tf.constant(True)), num_steps)
+        with numbers_on():
+            state = _nothing(), clock.now(), tf.constant(1)
+        result, _, _ = repeat(take, state, num_steps, numbers_on)
         # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
         # may tell its variable itself, which is to be read here, too.
         with tf.control_dependencies([result.num_steps]):
@@ -138,16 +148,36 @@ def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> 
     return RepeatedCalls(function)
 
 
-def _repeatedly(take: Take, state: State, num_steps: tf.Tensor) -> State:
+def _host() -> Any:
+    """Returns a context for the loop's own numbers, which TensorFlow would put on the first GPU.
+
+    There, the host would wait in each iteration until the GPU has made the step before, and the GPU
+    until the host has queued the next one.
+    """
+    return tf.device("CPU:0")
+
+
+def _repeatedly(
+    take: Take, state: State, num_steps: tf.Tensor, numbers_on: Callable[[], Any]
+) -> State:
     """Takes batches until a number of steps was made or the data have ended."""
-    return tf.while_loop(
-        lambda result, _, more: tf.logical_and(result.num_steps < num_steps, more), take, state
-    )
+    with ExitStack() as traced:  # left open for the identities that TensorFlow appends to results
+
+        def goes_on(result: LoopResult, _: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
+            traced.enter_context(_host())
+            return result.num_steps < num_steps * more
+
+        def body(*before: Any) -> State:
+            after = take(*before)
+            traced.enter_context(numbers_on())
+            return after
+
+        return tf.while_loop(goes_on, body, state)
 
 
-def _once(take: Take, state: State, num_steps: tf.Tensor) -> State:
+def _once(take: Take, state: State, num_steps: tf.Tensor, numbers_on: Callable[[], Any]) -> State:
     """Takes one batch."""
-    del num_steps
+    del num_steps, numbers_on
     return take(*state)
 
 
@@ -159,8 +189,9 @@ def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:
     else:
         batch = iterator.get_next()
         arrived = next(t for t in _leaves(batch) if t is not None)
-        has_batch = tf.constant(True)
-    with tf.control_dependencies([arrived]):
+        with _host():
+            has_batch = tf.constant(True)
+    with _host(), tf.control_dependencies([arrived]):
         return batch, has_batch, clock.now()
 
 

@@ -118,9 +118,34 @@ def moments_computed_by(
     return replaced(layer, "_moments", function)
 
 
-def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int]:
-    """Returns the axes of the moments: `BatchNormalization._reduction_axes`."""
+def reduction_axes(layer: keras.layers.BatchNormalization) -> list[int] | None:
+    """Returns the axes of the moments: `BatchNormalization._reduction_axes`; None if not built."""
     return layer._reduction_axes
+
+
+def called_by(layer: keras.layers.Layer, function: Callable[..., Any]) -> Any:
+    """Returns a context in which `function` replaces the layer's `call`."""
+    return replaced(layer, "call", function)
+
+
+def signs_on_device() -> Any:
+    """Returns a context in which `keras.src.backend.numpy.signbit` computes where its input is.
+
+    `argmax` calls it, thus each accuracy, and it compares int32, which GPUs leave to the host: in
+    each step all logits would be copied there.
+    """
+
+    def signbit(x: tf.Tensor) -> tf.Tensor:
+        bits = tf.bitcast(tf.cast(x, tf.float32), tf.int32)
+        return tf.cast(tf.bitwise.bitwise_and(bits, tf.int32.min), tf.float32) < 0
+
+    plain = backend.numpy.signbit
+
+    def of_floats(x: Any) -> tf.Tensor:
+        x = tf.convert_to_tensor(x)
+        return signbit(x) if x.dtype.is_floating else plain(x)
+
+    return replaced(backend.numpy, "signbit", of_floats)
 
 
 def take_replaced_by(function: Callable[..., Any]) -> Any:

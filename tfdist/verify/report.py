@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tfdist.errors import MissingError, TfdistError
+from tfdist.errors import MissingError, TfdistError, TooFewDevicesError
 from tfdist.verify.results import TOLERANCE, Difference
 
 
@@ -43,8 +43,10 @@ _MAX_LINES = 5
 
 
 def healthy(outcome: Verdict | TfdistError) -> bool:
-    """Returns whether a strategy passed, or could not run because a package is not installed."""
-    return outcome.passed if isinstance(outcome, Verdict) else isinstance(outcome, MissingError)
+    """Returns whether a strategy passed, or could not run for want of a package or of devices."""
+    if isinstance(outcome, Verdict):
+        return outcome.passed
+    return isinstance(outcome, (MissingError, TooFewDevicesError))
 
 
 def as_text(name: str, outcome: Verdict | TfdistError) -> str:

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.devices import colocate_with_inputs
-from tfdist.errors import ConfigurationError
+from tfdist.errors import TooFewDevicesError
 from tfdist.groups.fusion import by_device
 from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches
@@ -72,7 +72,8 @@ class TensorParallel(Strategy):
             of the batch (sequence parallelism); `"none"` has them on the first device.
 
     Raises:
-        ConfigurationError: Fewer than two devices, an invalid rule, or different numbers of devices
+        TooFewDevicesError: Fewer than two devices.
+        ConfigurationError: An invalid rule, or different numbers of devices
             in the processes.
         DeviceError: A device that does not exist.
         MissingError: Several processes, and Horovod is not installed.
@@ -95,7 +96,7 @@ class TensorParallel(Strategy):
         )
         names, group = join_processes(process_group, devices, self.default_cpus)
         if len(names) < 2:
-            raise ConfigurationError(
+            raise TooFewDevicesError(
                 f"strategy 'tensor_parallel' splits layers over devices, but got only {names[0]}: "
                 "use devices=2 or more, or strategy 'one_device'."
             )
