@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from tfdist.remote import connection
 from tfdist.strategies import clock
 from tfdist.strategies.batches import Element, Share, combined_checksum
 from tfdist.upstream.tensorflow_calls import RepeatedCalls
@@ -154,7 +155,7 @@ def _host() -> Any:
     There, the host would wait in each iteration until the GPU has made the step before, and the GPU
     until the host has queued the next one.
     """
-    return tf.device("CPU:0")
+    return tf.device(connection.on_this_host("CPU:0"))
 
 
 def _repeatedly(

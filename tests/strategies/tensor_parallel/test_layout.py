@@ -8,7 +8,7 @@ import keras
 import pytest
 from keras import layers
 
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, TooFewDevicesError
 from tfdist.strategies.tensor_parallel import splits
 from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
@@ -82,7 +82,7 @@ def test_rules_select_axes_of_weights() -> None:
 
 
 def test_one_device_raises() -> None:
-    with pytest.raises(ConfigurationError, match="use devices=2 or more"):
+    with pytest.raises(TooFewDevicesError, match="use devices=2 or more"):
         TensorParallel(1)
 
 
