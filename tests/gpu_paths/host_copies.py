@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.framework import op_def_registry
 
-from tests.gpu_paths.kernel_coverage import ON_GPUS
+from tests.gpu_paths.kernel_coverage import dtypes_of, gpu_kernel
 from tfdist.upstream.tensorflow_graphs import function_called
 
 #: Operations that call functions, and arguments of functions: they compute no tensor themselves.
@@ -76,11 +76,5 @@ def _in_host_memory(operation: tf.Operation, number: int, side: str) -> bool:
         types = len(node.attr[argument.type_list_attr].list.type) if argument.type_list_attr else 1
         times = node.attr[argument.number_attr].i if argument.number_attr else types
         names += [argument.name] * times
-    for kernel in kernels.get_registered_kernels_for_op(operation.type).kernel:
-        accepts = all(
-            node.attr[constraint.name].type in constraint.allowed_values.list.type
-            for constraint in kernel.constraint
-        )
-        if accepts and kernel.device_type in ON_GPUS:
-            return names[number] in kernel.host_memory_arg
-    return True
+    kernel = gpu_kernel(operation.type, dtypes_of(node))
+    return kernel is None or names[number] in kernel.host_memory_arg

@@ -31,7 +31,7 @@ ALLOWED = {
 }
 
 #: Types of devices whose kernels serve a GPU. Kernels for any device are registered as "DEFAULT".
-ON_GPUS = ("GPU", "DEFAULT")
+_ON_GPUS = ("GPU", "DEFAULT")
 
 
 class Operation(NamedTuple):
@@ -94,7 +94,7 @@ def without_kernel(run: Callable[[], object]) -> dict[str, list[str]]:
     for operation in ran:
         if operation.device != HOST:
             of_device = found.setdefault(operation.device, set())
-            has_kernel = _has_kernel(operation.kind, operation.dtypes)
+            has_kernel = gpu_kernel(operation.kind, operation.dtypes) is not None
             if not has_kernel and str(operation) not in ALLOWED:
                 of_device.add(str(operation))
     return {device: sorted(names) for device, names in sorted(found.items())}
@@ -104,10 +104,10 @@ def operations(run: Callable[[], object]) -> Iterator[Operation]:
     """Yields the operations that TensorFlow ran in functions, as placed and inlined."""
     for graph in graphs_run_by(run):
         for node in graph.post_optimization_graph.node:
-            yield Operation(node.op, _dtypes(node), node.device.rpartition("device:")[2])
+            yield Operation(node.op, dtypes_of(node), node.device.rpartition("device:")[2])
 
 
-def _dtypes(node: Any) -> tuple[tuple[str, str], ...]:
+def dtypes_of(node: Any) -> tuple[tuple[str, str], ...]:
     """Returns the attributes of a node that are dtypes; those of a list share a name."""
     found = []
     for name, attribute in sorted(node.attr.items()):
@@ -118,15 +118,22 @@ def _dtypes(node: Any) -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def _has_kernel(kind: str, dtypes: tuple[tuple[str, str], ...]) -> bool:
-    """Returns whether one kernel for GPUs accepts all dtypes of an operation."""
-    return any(
-        all(
+def gpu_kernel(kind: str, dtypes: tuple[tuple[str, str], ...]) -> Any:
+    """Returns the definition of a kernel for GPUs that accepts all dtypes of an operation, or None.
+
+    Args:
+        kind: The type of the operation.
+        dtypes: As `dtypes_of` returns them.
+    """
+    accepting = (
+        kernel
+        for kernel in kernels.get_registered_kernels_for_op(kind).kernel
+        if kernel.device_type in _ON_GPUS
+        and all(
             tf.as_dtype(dtype).as_datatype_enum in constraint.allowed_values.list.type
             for constraint in kernel.constraint
             for name, dtype in dtypes
             if name == constraint.name
         )
-        for kernel in kernels.get_registered_kernels_for_op(kind).kernel
-        if kernel.device_type in ON_GPUS
     )
+    return next(accepting, None)

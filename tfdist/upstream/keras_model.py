@@ -134,18 +134,16 @@ def signs_on_device() -> Any:
     `argmax` calls it, thus each accuracy, and it compares int32, which GPUs leave to the host: in
     each step all logits would be copied there.
     """
+    plain = backend.numpy.signbit
 
-    def signbit(x: tf.Tensor) -> tf.Tensor:
+    def signbit(x: Any) -> tf.Tensor:
+        x = tf.convert_to_tensor(x)
+        if not x.dtype.is_floating:
+            return plain(x)
         bits = tf.bitcast(tf.cast(x, tf.float32), tf.int32)
         return tf.cast(tf.bitwise.bitwise_and(bits, tf.int32.min), tf.float32) < 0
 
-    plain = backend.numpy.signbit
-
-    def of_floats(x: Any) -> tf.Tensor:
-        x = tf.convert_to_tensor(x)
-        return signbit(x) if x.dtype.is_floating else plain(x)
-
-    return replaced(backend.numpy, "signbit", of_floats)
+    return replaced(backend.numpy, "signbit", signbit)
 
 
 def take_replaced_by(function: Callable[..., Any]) -> Any:
