@@ -57,6 +57,7 @@ class Workload:
             keras.optimizers.SGD(1e-3, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
+            jit_compile=False,  # plain Keras would enable XLA on GPUs, and tfdist would not
             **compile_options,
         )
         return model
