@@ -58,11 +58,12 @@ def test_settings_that_change_programs_select_another_folder(
 
 
 def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = OSError(f"{tmp_path}/xla_compile_cache__1.pb.tmp; No space left on device\nmore")
+    line = f"{tmp_path}/xla_compile_cache__1.pb.tmp; No space left on device"
+    error = OSError(f"Graph execution error:\n\n{line}\nmore")
     assert compile_cache.cause_of(error) is None  # no cache in use
     monkeypatch.setattr(compile_cache, "_in_use", [tmp_path])
     assert compile_cache.cause_of(error) == (
-        f"The compile cache cannot be used: {tmp_path}/xla_compile_cache__1.pb.tmp; "
-        "No space left on device"
+        f"The compile cache cannot be used: {line}. Free some space, or choose another folder "
+        "with --compile-cache."
     )
     assert compile_cache.cause_of(ValueError("shapes differ")) is None

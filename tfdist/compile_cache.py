@@ -70,8 +70,12 @@ def cause_of(error: Exception) -> str | None:
     if not _in_use:
         return None
     folder, text = _in_use[0], str(error)
-    if str(folder) in text:
-        return f"The compile cache cannot be used: {text.splitlines()[0]}"
+    # TensorFlow may print where the operation was defined before it names the file.
+    if named := [line for line in text.splitlines() if str(folder) in line]:
+        return (
+            f"The compile cache cannot be used: {named[0]}. Free some space, or choose another "
+            "folder with --compile-cache."
+        )
     if "Read less bytes than requested" in text:  # without the name of the file
         return f"A file in the compile cache {folder} is damaged. Delete this folder."
     return None

@@ -7,12 +7,10 @@ destination until all exist, and are then published together.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -30,7 +28,7 @@ from pipelines.pack.work_folder import SupersededError, WorkFolder, work_folder
 from pipelines.sources import open_source
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
-from pipelines.writing.publish import ShardWriter, existing_index, shard_name
+from pipelines.writing.publish import ShardWriter, existing_index, explain_full_disk, shard_name
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,8 @@ def pack(
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
     part = Part(0, 0) if finish else part
-    with _explain_full_disk(directory), work.lock(part):
+    again = "run the same command again: finished shards are kept"
+    with explain_full_disk(directory, again), work.lock(part):
         work.prepare(plan.to_json(), part)
         try:
             if not finish:
@@ -231,19 +230,6 @@ def _write_shard(
                 num_since_report = 0
     advance(num_since_report)
     return work.finish(task.name, writer.shard, writer.offsets)
-
-
-@contextlib.contextmanager
-def _explain_full_disk(directory: AnyPath) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise DataError(
-            f"{directory}: {error.strerror}; free some space and run the same command again: "
-            "finished shards are kept"
-        ) from None
 
 
 def pack_dataset(

@@ -6,12 +6,14 @@ rename is visible, and of several competing processes only one succeeds. Does no
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import re
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -122,6 +124,22 @@ def _compressor(compression: Compression) -> _Compressor | None:
         # zlib's gzip header has no time and no name, so that equal data give equal files.
         return zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
     return zlib.compressobj() if compression == "ZLIB" else None
+
+
+@contextlib.contextmanager
+def explain_full_disk(directory: AnyPath, then: str) -> Iterator[None]:
+    """Converts the error of a full disk to a `DataError` with a fix.
+
+    Args:
+        directory: The folder that the block writes.
+        then: What to do after some space is free.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DataError(f"{directory}: {error.strerror}; free some space and {then}") from None
 
 
 def existing_index(directory: AnyPath, expected_attributes: Mapping[str, object]) -> Index | None:

@@ -20,7 +20,14 @@ from pipelines.format.examples import encode
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index
 from pipelines.storage import AnyPath, RemotePath
-from pipelines.writing.publish import ShardWriter, existing_index, publish, shard_name, write_index
+from pipelines.writing.publish import (
+    ShardWriter,
+    existing_index,
+    explain_full_disk,
+    publish,
+    shard_name,
+    write_index,
+)
 
 
 def write_shards(
@@ -61,7 +68,8 @@ def write_shards(
         The index of the folder.
 
     Raises:
-        DataError: An example does not match the features, or the folder contains other data.
+        DataError: An example does not match the features, the folder contains other data, or the
+            disk is full.
         ValueError: `num_shards` is less than one.
     """
     if num_shards < 1:
@@ -78,10 +86,11 @@ def write_shards(
         write_index(directory, index)
         return index
     directory = directory.absolute()
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with _hidden_folder_beside(directory) as folder:
-        index, table = _write_files(examples, folder, features, num_shards, source)
-        return publish(folder, directory, index, attributes, table)
+    with explain_full_disk(directory, "try again"):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with _hidden_folder_beside(directory) as folder:
+            index, table = _write_files(examples, folder, features, num_shards, source)
+            return publish(folder, directory, index, attributes, table)
 
 
 def _write_files(

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from recipes import _template
 from tfdist import train
+from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -98,3 +100,31 @@ def test_model_is_saved_elsewhere_if_the_disk_is_full(
     (saved,) = tmp_path.glob("tfdist-*/model.keras")
     assert f"The model after 3 steps is {saved}." in message
     assert int(keras.saving.load_model(saved).optimizer.iterations) == 3
+
+
+@pytest.mark.parametrize("moment", ["interrupted", "report"])
+def test_disk_that_is_full_after_the_training_is_an_error(
+    moment: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if moment == "interrupted":
+        monkeypatch.setattr(MetricsLog, "on_epoch_end", interrupt)
+        monkeypatch.setattr(Curves, "on_train_end", full)
+    else:
+        monkeypatch.setattr(_template, "report", full, raising=False)
+        monkeypatch.setattr("tfdist.run.recipe.report", full)
+    flags = ["--recipe=recipes._template", "--limit-steps=3", "--epochs=1", "--verbose=0"]
+    assert train.main([*flags, f"--run-dir={tmp_path / 'run'}"]) == 1
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    assert "No space left on device. The model after 3 steps is" in message
+    assert "Free some space, then continue with --resume auto." in message
+    assert (tmp_path / "run" / "model.keras").exists()

@@ -55,7 +55,7 @@ def test_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
 
 def test_file_in_place_of_the_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(ConfigurationError, match=r"Cannot write the run folder: .*File exists"):
+    with pytest.raises(ConfigurationError, match=r"Cannot write the run folder .*: .*File exists"):
         RunFolder.create(TrainConfig(run_dir=str(tmp_path / "a")), MODEL, FACTS)
 
 
@@ -69,7 +69,7 @@ def test_resuming_on_a_read_only_disk_raises(
     RunFolder.create(config, MODEL, FACTS).close()
     (tmp_path / "checkpoints" / "epoch-0001-step-000000004").mkdir(parents=True)
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    with pytest.raises(ConfigurationError, match=r"Cannot write the run folder: .*Read-only"):
+    with pytest.raises(ConfigurationError, match=r"Cannot write the run folder .*: .*Read-only"):
         RunFolder.create(config, MODEL, FACTS)
 
 

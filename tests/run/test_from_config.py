@@ -62,12 +62,15 @@ def test_unbatched_validation_data_raise() -> None:
         prepared(DATASET.batch(8), ROWS)
 
 
-def test_missing_data_folder_raises(tmp_path: Path) -> None:
+def test_missing_data_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
     def read(path: Path) -> Any:
         return lambda: path.read_text()
 
-    with pytest.raises(DataError, match=r"here/a: No such file .* folder with --data-dir"):
-        prepared(read(tmp_path / "here" / "a"), data_dir=str(tmp_path / "here"))
+    for data_dir in ("here", str(tmp_path / "here")):
+        with pytest.raises(DataError, match=r"here/a: No such file .* folder with --data-dir"):
+            prepared(read(tmp_path / "here" / "a"), data_dir=data_dir)
     with pytest.raises(FileNotFoundError):  # the recipe's own
         prepared(read(tmp_path / "there"), data_dir=str(tmp_path / "here"))
 

@@ -110,5 +110,5 @@ class Profile(keras.callbacks.Callback):
         )
 
     def _stop(self) -> None:
+        self._tracing = False  # also if the trace cannot be written
         tf.profiler.experimental.stop()
-        self._tracing = False

@@ -34,7 +34,7 @@ from pipelines import storage
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
-from tfdist.run.disk_space import probe_space
+from tfdist.run.disk_space import full_disk_message, probe_space
 from tfdist.run.provenance import software
 
 #: Names within a run folder.
@@ -114,10 +114,10 @@ class RunFolder:
         if existing is not None:
             folder = cls(existing)
             folder._lock.acquire()
-            with _explained():
+            with _explained(config):
                 tempfile.TemporaryFile(dir=folder.path).close()  # a read-only disk fails here
             return folder
-        with _explained():
+        with _explained(config):
             folder = cls._named(config.run_dir) if config.run_dir else cls._new(config)
             folder._lock.acquire()
             folder._fill(config, model, what_runs, comes_from)
@@ -216,7 +216,7 @@ class RunFolder:
         folder = cls(str(config.run_dir))
         folder._lock.acquire()
         try:
-            with _explained():
+            with _explained(config):
                 if folder._mirror is not None:
                     folder._mirror.open((CONFIG, VERSIONS, *_METRICS))
                 if config.resume != "auto" or not _can_resume(config, folder):
@@ -352,14 +352,15 @@ def _checked_location(location: str) -> str:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(config: TrainConfig) -> Iterator[None]:
     """Converts errors of writing the folder to a ConfigurationError with a fix."""
     try:
         yield
     except OSError as error:
+        cure = "Free some space, or use" if full_disk_message(error) else "Use"
         raise ConfigurationError(
-            f"Cannot write the run folder: {error}. Free some space, or "
-            "use another folder with --run-dir."
+            f"Cannot write the run folder {config.run_dir or 'in runs/'}: {error}. {cure} another "
+            "folder with --run-dir."
         ) from error
 
 

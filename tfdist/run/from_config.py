@@ -69,7 +69,7 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
     except OSError as error:
-        if not Path(str(error.filename)).is_relative_to(config.data_dir):
+        if not Path(str(error.filename)).is_relative_to(Path(config.data_dir).absolute()):
             raise  # an error of the recipe, with its traceback
         raise DataError(
             f"{error.filename}: {error.strerror}. Choose another folder with --data-dir."

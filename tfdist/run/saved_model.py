@@ -14,6 +14,7 @@ from tfdist.checkpoint.staging import temporary_folder
 from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, DataError, MissingError, TfdistError
+from tfdist.run.disk_space import full_disk_message
 
 if TYPE_CHECKING:
     import keras
@@ -179,9 +180,8 @@ def export(names: Sequence[str], model: Path) -> dict[str, str]:
             loaded.export(model.parent / target.file, format=target.name, verbose=False)
         except Exception as error:  # Keras, a converter and the file system each raise their own.
             reason = str(error).strip().partition("\n")[0]
-            raise TfdistError(
-                f"--export {name}: {type(error).__name__}: {reason}\n{model} is saved."
-            ) from error
+            problem = full_disk_message(error) or f"{type(error).__name__}: {reason}"
+            raise TfdistError(f"--export {name}: {problem}\n{model} is saved.") from error
         written[name] = str(model.parent / target.file)
     return written
 

@@ -22,7 +22,7 @@ from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.callbacks.profile import Profile
 from tfdist.config import TrainConfig
 from tfdist.console import tables
-from tfdist.errors import ConfigurationError, Preempted
+from tfdist.errors import ConfigurationError, Preempted, TfdistError
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
 from tfdist.run import from_config, loggers, memory, recipe, reports, saved_model
@@ -142,7 +142,11 @@ class TrainingRun:
         ):
             self._folder.start_uploads()
             try:
-                with interrupts.deadline(left), self._discarding_on_error():
+                with (
+                    interrupts.deadline(left),
+                    self._noting_full_disk(ending),
+                    self._discarding_on_error(),
+                ):
                     self._trainer.fit(
                         self._data,
                         validation_data=self._validation,
@@ -155,13 +159,10 @@ class TrainingRun:
                 preempted = isinstance(raised, Preempted)
                 ending.stopped = "by its scheduler" if preempted else "by an interrupt"
                 ending.raised = raised
-            except Exception as error:
-                if not (strategy.is_chief and (full := full_disk_message(error))):
-                    raise  # other workers write only their log
-                ending.full = full
         ending.seconds = time.perf_counter() - fitting
-        for one in self._profiles:
-            one.close()
+        with self._noting_full_disk(ending):
+            for one in self._profiles:
+                one.close()
         return ending
 
     def finish(self, ending: Ending) -> None:
@@ -171,7 +172,8 @@ class TrainingRun:
             ConfigurationError: Some files could not be written.
             KeyboardInterrupt: An interrupt stopped the training.
         """
-        self._save_and_tell(ending)
+        saved = self._save_and_tell(ending)
+        self._raise_if_full(ending, saved)
         if ending.raised:
             if self._strategy.is_chief and self._trainer.checkpoints:
                 where = shlex.join(["--run-dir", self._folder.location])
@@ -191,7 +193,9 @@ class TrainingRun:
                 reports.print_profile(one, exchanged)
         if self._strategy.is_chief:
             saved_model.export(self._config.export, self._folder.model)
-            self._report()
+            with self._noting_full_disk(ending):
+                self._report()
+            self._raise_if_full(ending, saved)
         self._folder.finish()
 
     def _report(self) -> None:
@@ -213,23 +217,44 @@ class TrainingRun:
                 self._folder.discard()
             raise
 
-    def _save_and_tell(self, ending: Ending) -> None:
-        full, model, folder = ending.full, self._trainer.model, self._folder
+    @contextmanager
+    def _noting_full_disk(self, ending: Ending) -> Iterator[None]:
+        """Records a full disk in `ending` instead of raising the error."""
+        try:
+            yield
+        except Exception as error:
+            full = full_disk_message(error) if self._strategy.is_chief else ""
+            is_refused = isinstance(error, TfdistError) and self._trainer.stats.last_call is None
+            if not full or is_refused:
+                raise  # other workers write only their log
+            ending.full = ending.full or full
+
+    def _save_and_tell(self, ending: Ending) -> Path:
+        """Saves the model, on the chief, and prints the summary. Returns the model's file."""
+        saved, folder = self._folder.model, self._folder
         if self._strategy.is_chief:
             if ending.stopped:
-                self._curves.on_train_end()
-            saved, problem = save_model(model, folder.model)
-            full = full or str(problem or "")
+                with self._noting_full_disk(ending):
+                    self._curves.on_train_end()
+            saved, problem = save_model(self._trainer.model, saved)
+            ending.full = ending.full or str(problem or "")
         if self._talks:
             reports.summary(
                 self.history.history, ending.seconds, self._trainer.stats, folder.location,
                 ending.stopped, self._trainer.checkpoints is not None, self._strategy.summary(),
             )  # fmt: skip
-        if full:
-            raise ConfigurationError(
-                f"{folder.location}: some files could not be written: {full}. The model after "
-                f"{int(model.optimizer.iterations)} steps is {saved}."
-            )
+        return saved
+
+    def _raise_if_full(self, ending: Ending, saved: Path) -> None:
+        if not ending.full:
+            return
+        is_full = full_disk_message(OSError(ending.full))
+        resume = ", then continue with --resume auto" if self._trainer.checkpoints else ""
+        raise ConfigurationError(
+            f"{self._folder.location}: some files could not be written: {ending.full}. The model "
+            f"after {int(self._trainer.model.optimizer.iterations)} steps is {saved}. "
+            f"{'Free some space' if is_full else 'Make the folder writable'}{resume}."
+        )
 
 
 def _shared_folder(strategy: Strategy, config: TrainConfig, *facts: Any) -> RunFolder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ import pytest
 import pipelines
 from pipelines.format import offsets, record_file
 from pipelines.format.index import check_shards
+from pipelines.writing.publish import ShardWriter
 from tests.support import numbers
 from tests.support.packages import require_obstore
 from tests.support.starting import python
@@ -54,6 +57,16 @@ def test_offsets_are_stored_with_the_shards(
     for place in (tmp_path / "data", "memory://bucket/written"):
         index = numbers.write(place, num_records=10, num_shards=3)
         assert len(offsets.load(place, index)) == 10
+
+
+def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # without a name, as from `write`
+
+    monkeypatch.setattr(ShardWriter, "write", full)
+    with pytest.raises(pipelines.DataError, match=r"/data: No space left on device; free some"):
+        numbers.write(tmp_path / "data", num_records=10, num_shards=3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_folder_is_reused(tmp_path: Path) -> None:
