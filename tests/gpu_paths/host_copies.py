@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
-from tests.gpu_paths.kernel_coverage import dtypes_of, gpu_kernel
 from tfdist.upstream.tensorflow_graphs import function_called
+from tfdist.upstream.tensorflow_kernels import inputs_in_host_memory, outputs_in_host_memory
 
 #: Operations that call functions, and arguments of functions: they compute no tensor themselves.
 _LOOPS, _BRANCHES = {"While", "StatelessWhile"}, {"If", "StatelessIf"}
@@ -57,7 +56,7 @@ def _is_on_host(tensor: tf.Tensor) -> bool:
     operation = tensor.op
     if operation.device.endswith("CPU:0") or operation.type in _FUNCTIONS:
         return True
-    return _in_host_memory(operation, tensor.value_index, "output_arg")
+    return outputs_in_host_memory(operation)[tensor.value_index]
 
 
 def _needs_on_host(operation: tf.Operation, number: int) -> bool:
@@ -66,15 +65,4 @@ def _needs_on_host(operation: tf.Operation, number: int) -> bool:
         return True
     if operation.type in _FUNCTIONS:
         return operation.type in _BRANCHES and number == 0
-    return _in_host_memory(operation, number, "input_arg")
-
-
-def _in_host_memory(operation: tf.Operation, number: int, side: str) -> bool:
-    """Returns whether the GPU kernel has an argument in host memory, or there is no such kernel."""
-    node, names = operation.node_def, []
-    for argument in getattr(op_def_registry.get(operation.type), side):
-        types = len(node.attr[argument.type_list_attr].list.type) if argument.type_list_attr else 1
-        times = node.attr[argument.number_attr].i if argument.number_attr else types
-        names += [argument.name] * times
-    kernel = gpu_kernel(operation.type, dtypes_of(node))
-    return kernel is None or names[number] in kernel.host_memory_arg
+    return inputs_in_host_memory(operation)[number]

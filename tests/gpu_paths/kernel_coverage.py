@@ -1,22 +1,20 @@
 """Which operations of a graph have no GPU kernel, by the registry of the installed TensorFlow.
 
-The wheel registers its CUDA kernels when it is loaded, with or without a GPU or a driver. The
-graphs are those of runs on logical CPU devices: what a strategy puts on the device of a replica,
-which is never the first one here, it would put on a GPU.
+The graphs are those of runs on logical CPU devices: what a strategy puts on the device of a
+replica, which is never the first one here, it would put on a GPU.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.framework import kernels
 
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
+from tfdist.upstream.tensorflow_kernels import dtypes_of, gpu_kernel
 
 #: The device of operations without a requested device: in these graphs, the host's.
 HOST = "CPU:0"
@@ -29,9 +27,6 @@ ALLOWED = {
         "pack and split tensors of any dtype"
     ),
 }
-
-#: Types of devices whose kernels serve a GPU. Kernels for any device are registered as "DEFAULT".
-_ON_GPUS = ("GPU", "DEFAULT")
 
 
 class Operation(NamedTuple):
@@ -105,35 +100,3 @@ def operations(run: Callable[[], object]) -> Iterator[Operation]:
     for graph in graphs_run_by(run):
         for node in graph.post_optimization_graph.node:
             yield Operation(node.op, dtypes_of(node), node.device.rpartition("device:")[2])
-
-
-def dtypes_of(node: Any) -> tuple[tuple[str, str], ...]:
-    """Returns the attributes of a node that are dtypes; those of a list share a name."""
-    found = []
-    for name, attribute in sorted(node.attr.items()):
-        kind = attribute.WhichOneof("value")
-        types = {"type": [attribute.type], "list": attribute.list.type}.get(kind, [])
-        found += [(name, tf.as_dtype(one).name) for one in types]
-    return tuple(found)
-
-
-@functools.cache
-def gpu_kernel(kind: str, dtypes: tuple[tuple[str, str], ...]) -> Any:
-    """Returns the definition of a kernel for GPUs that accepts all dtypes of an operation, or None.
-
-    Args:
-        kind: The type of the operation.
-        dtypes: As `dtypes_of` returns them.
-    """
-    accepting = (
-        kernel
-        for kernel in kernels.get_registered_kernels_for_op(kind).kernel
-        if kernel.device_type in _ON_GPUS
-        and all(
-            tf.as_dtype(dtype).as_datatype_enum in constraint.allowed_values.list.type
-            for constraint in kernel.constraint
-            for name, dtype in dtypes
-            if name == constraint.name
-        )
-    )
-    return next(accepting, None)

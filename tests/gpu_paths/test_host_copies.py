@@ -5,6 +5,8 @@ On an H100, a ResNet-50 in `mixed_float16` made 224 such copies in each step bef
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import tensorflow as tf
 from keras import layers
 
 from tests.gpu_paths import host_copies
+from tests.gpu_paths.kernel_coverage import gpus_listed
 from tests.gpu_paths.step_graph import step_graphs
 from tests.support.training import building
+from tfdist.strategies import Strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
 
@@ -41,6 +45,11 @@ def data(is_finite: bool) -> tf.data.Dataset:
     return batches.filter(lambda *_: True) if is_finite else batches.repeat()
 
 
+def mirrored() -> Mirrored:
+    """Returns two replicas whose batches are copied to their devices ahead."""
+    return Mirrored(["CPU:1", "CPU:2"], prefetch_to_device=True)
+
+
 @pytest.mark.parametrize("is_finite", [True, False])
 @pytest.mark.parametrize(("precision", "expected"), [("float32", []), ("mixed_float16", _OVERFLOW)])
 def test_step_copies_nothing_to_the_host(
@@ -51,12 +60,31 @@ def test_step_copies_nothing_to_the_host(
     assert host_copies.copies(graphs.traced) == expected
 
 
-def test_loop_of_mirrored_replicas_does_not_wait_for_them() -> None:
-    graphs = step_graphs(
-        Mirrored(["CPU:1", "CPU:2"], prefetch_to_device=True), build, data(is_finite=False), 3
+def test_loop_of_mirrored_replicas_copies_nothing_to_the_host() -> None:
+    with gpus_listed():
+        graphs = step_graphs(mirrored(), build, data(is_finite=False), 3)
+    assert host_copies.copies(graphs.traced) == []
+
+
+@pytest.mark.parametrize("strategy", [lambda: OneDevice("CPU:1"), mirrored])
+def test_sizes_of_sequences_are_computed_on_the_host(strategy: Callable[[], Strategy]) -> None:
+    """Dense layers multiply the sizes of their inputs, and poolings those of their gradients."""
+    build_sequence = building(
+        lambda: [
+            keras.Input((6, 3)),
+            layers.Dense(4, "relu"),
+            layers.Dropout(0.5),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ],
+        optimizer="adam",
     )
+    x = np.zeros((20, 6, 3), "float32")
+    batches = tf.data.Dataset.from_tensor_slices((x, x[:, 0, :1])).batch(8).repeat()
+    with gpus_listed():
+        graphs = step_graphs(used := strategy(), build_sequence, batches, 3)
     copies = host_copies.copies(graphs.traced)
-    assert "LoopCond" not in " ".join(copies)
+    assert copies == ["Cast -> StatelessRandomGetKeyCounter"] * used.num_replicas  # Dropout's seed
 
 
 def test_copies_are_found() -> None:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist.groups import array_bytes
 from tfdist.loops.data_handler import DataHandler
+from tfdist.step.size_placement import with_sizes_on_host
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator
@@ -169,7 +170,7 @@ class Outputs:
             return self._model.predict_step(rows)
 
         element = self._strategy.received(next(iterator), own_rows)
-        outputs = self._strategy.outputs(on_rows, element, full_batch)
+        outputs = self._strategy.outputs(with_sizes_on_host(on_rows), element, full_batch)
         return element.num_rows, element.checksum, outputs
 
 

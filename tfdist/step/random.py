@@ -13,13 +13,14 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.step import replica as replicas
 from tfdist.step.replica import Replica
+from tfdist.step.size_placement import on_host
 from tfdist.strategies.batches import OWN_ROWS_APART
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_random import (
@@ -124,17 +125,19 @@ def _rows(
 ) -> tf.Tensor:
     """Draws the rows of a microbatch: from the group of its first number on."""
     group = sampler.group
-    with _on_host():
+    with on_host():
         num_rows = tf.cast(tf.maximum(replica.num_rows, 1), tf.int64)  # a row of padding
         size = tf.reduce_prod(tf.cast(shape, tf.int64))
         first = tf.cast(replica.first_row, tf.int64) * (size // num_rows)
         # TensorFlow adds no uint64 on every device; as int64 they wrap around to the same bits.
         steps = tf.stack([first // group * sampler.counters, tf.zeros([], tf.int64)])
         counter = tf.bitcast(tf.bitcast(counter, tf.int64) + steps, tf.uint64)
+        begin, sizes = tf.stack([first % group]), tf.stack([size])
+        drawn = sizes + group - 1  # the first number may be within a group
     if any(length is not None and length % group == 0 for length in static_shape(shape)[1:]):
         return sampler.draw(shape, key=key, counter=counter)  # every row begins a group
-    flat = sampler.draw([size + group - 1], key=key, counter=counter)
-    return tf.reshape(tf.slice(flat, [first % group], [size]), shape)
+    flat = sampler.draw(drawn, key=key, counter=counter)
+    return tf.reshape(tf.slice(flat, begin, sizes), shape)
 
 
 def _rows_of_whole(
@@ -220,8 +223,3 @@ def _own_key(key: tf.Tensor, replica: Replica) -> tf.Tensor:
 
 def _shifted(key: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
     return tf.bitcast(tf.bitcast(key, tf.int64) + number * _KEY_STRIDE, tf.uint64)
-
-
-def _on_host() -> AbstractContextManager[None]:
-    """Keeps arithmetic on sizes off a GPU, which has no kernels for some of it."""
-    return tf.device("CPU:0") if tf.config.get_visible_devices("GPU") else nullcontext()

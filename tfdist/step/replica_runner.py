@@ -18,6 +18,7 @@ from tfdist.step.shared_trace import (
     SharedReplicaTrace,
     SharedTrace,
 )
+from tfdist.step.size_placement import with_sizes_on_host
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
 
@@ -55,9 +56,10 @@ class ReplicaRunner:
                 f"accumulate={num_rounds} splits a batch into rounds, but this model needs the "
                 f"full batch: {full_batch_reason}. Use accumulate=1."
             )
-        self._strategy, self._compute, self._num_rounds = strategy, compute, num_rounds
+        self._strategy, self._num_rounds = strategy, num_rounds
         self._variables = variables
         self._in_xla = in_xla and strategy.has_local_variables
+        self._compute = compute if self._in_xla else with_sizes_on_host(compute)
         self._has_full_batches = full_batch_reason is not None
         self._compiled: dict[int, Callable[..., ReplicaOutputs]] = {}
         self._shared: SharedReplicaTrace | None = None

@@ -70,12 +70,11 @@ class TFDistribute(Strategy):
             return super().distribute(dataset, own_rows, whole)
 
         def one_by_one(element: batches.Element) -> tf.data.Dataset:
-            rows, checksum, by_replica = element
-            stream = tf.data.Dataset.from_tensors((rows, checksum, by_replica[0]))
-            for share in by_replica[1:]:
-                more = tf.data.Dataset.from_tensors((rows, checksum, share))
-                stream = stream.concatenate(more)
-            return stream
+            first, *others = (
+                tf.data.Dataset.from_tensors((_as_shape(element, share), share.rows))
+                for share in element.shares
+            )
+            return functools.reduce(tf.data.Dataset.concatenate, others, first)
 
         elements = super().distribute(dataset, own_rows, whole)
         by_replica = elements.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
@@ -84,8 +83,13 @@ class TFDistribute(Strategy):
     def unpack(self, element: Any) -> batches.Element:
         if not self._is_handed_out:
             return super().unpack(element)
-        rows, checksum, _ = element[0]
-        return batches.Element(rows, checksum, [share for _, _, share in element])
+        numbers = [_from_shape(empty) for empty, _ in element]
+        (total_rows, checksum, *_), *_ = numbers
+        shares = [
+            batches.Share(num_rows, rows, first_row)
+            for (*_, num_rows, first_row), (_, rows) in zip(numbers, element, strict=True)
+        ]
+        return batches.Element(total_rows, checksum, shares)
 
     def run(self, fn: ReplicaFn) -> Any:
         def on_replica() -> Any:
@@ -147,6 +151,24 @@ class TFDistribute(Strategy):
             return [tf.stop_gradient(s) for s in sums], lambda *upstream: gradient([*upstream])
 
         return tf.nest.flatten(summed(*packed))
+
+
+def _as_shape(element: batches.Element, share: batches.Share) -> tf.Tensor:
+    """Returns a tensor without elements whose shape holds all numbers of a per-replica batch.
+
+    A GPU's iterator copies numbers to the GPU, and a step needs them on the host, which would have
+    to wait for the GPU to copy them back. A shape is in host memory.
+    """
+    numbers = [0, element.num_rows, element.checksum, share.num_rows, share.first_row]
+    return tf.zeros(tf.stack([tf.cast(number, tf.int64) for number in numbers]), tf.uint8)
+
+
+def _from_shape(empty: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    """Returns what `_as_shape` was called with: rows, checksum, the replica's rows, the first."""
+    shape = tf.shape(empty, tf.int64)
+    with tf.device("CPU:0"):
+        _, total_rows, checksum, num_rows, first_row = tf.unstack(shape, num=5)
+        return tf.cast(total_rows, tf.int32), checksum, tf.cast(num_rows, tf.int32), first_row
 
 
 def _cast(tensor: Any, dtype: tf.DType) -> Any:

@@ -26,6 +26,7 @@ from tfdist.step.forward_backward import all_reduce
 from tfdist.step.keras_patches import keras_patched
 from tfdist.step.options import StepOptions
 from tfdist.step.replica import Replica
+from tfdist.step.size_placement import with_sizes_on_host
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
@@ -101,7 +102,8 @@ class CustomStep:
             stack.enter_context(keras_patched(self._model, self._options))
             stack.enter_context(patched_for_custom_step(self._model))
             stack.enter_context(op_seeds_by(_seed_on_replica))
-            results = strategy.run(lambda i: self._on_replica(i, total_rows, shares[i]))
+            on_replica = with_sizes_on_host(self._on_replica)
+            results = strategy.run(lambda i: on_replica(i, total_rows, shares[i]))
         return strategy.update(self._apply, results)
 
     def _on_replica(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
