@@ -44,8 +44,8 @@ else:
     ModelName = Literal[tuple(MODELS)]
     StrategyName = Literal[tuple(STRATEGIES)]
 
-#: A time such as `2h`, `1h30m` or `90s`.
-_TIME = r"^(\d+[dhms])+$"
+#: A time such as `2h`, `1h30m` or `90s`, but not `0s`.
+_TIME = r"^(\d+[dhms])*0*[1-9]\d*[dhms](\d+[dhms])*$"
 _STAGE = r"^[1-9]\d*:[1-9]\d*$"
 _PATIENCE = r"^[^:]+:[1-9]\d*$"
 #: A value that matches each pattern, for messages.

@@ -128,6 +128,12 @@ def test_checkpoint_every_n_steps(tmp_path: Path) -> None:
     assert newest(folder)
 
 
+@pytest.mark.parametrize("every", [0, -3, "0s", "0h0m", "-10m", "10s5m"])
+def test_interval_that_is_not_positive_is_an_error(every: str | int) -> None:
+    with pytest.raises(ConfigurationError, match="a time above 0, like '10m'"):
+        Checkpoints("checkpoints", every=every)
+
+
 def dataset() -> tf.data.Dataset:
     """Returns a dataset that is shuffled in a new order on each pass."""
     return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(15, seed=3).batch(4)

@@ -62,7 +62,7 @@ class Checkpoints:
         if self.steps is None and self.seconds is None and not self.at_epochs:
             raise ConfigurationError(
                 f"every={self.every!r}: expected 'epoch', a number of steps from 1, or a time "
-                "like '10m'."
+                "above 0, like '10m'."
             )
         if not isinstance(self.keep, int) or self.keep < 1:
             raise ConfigurationError(f"keep={self.keep!r}: expected a number from 1.")
@@ -85,7 +85,7 @@ class Checkpoints:
     @property
     def seconds(self) -> float | None:
         """Seconds between two checkpoints; None if `every` is not a time."""
-        return durations.seconds(str(self.every))
+        return durations.seconds(str(self.every)) or None
 
     def of_fit(self, number: int) -> Checkpoints:
         """Returns the options of a trainer's n-th `fit` (from 1), each with a folder of its own."""
