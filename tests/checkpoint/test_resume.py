@@ -216,12 +216,19 @@ def test_exported_checkpoint_loads_in_plain_keras(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, trainer.predict(X, verbose=0), 1e-6, 1e-6)
 
 
-def test_export_to_a_missing_folder_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("to", "problem"),
+    [
+        ("no/m.keras", "/no does not exist. Create it first."),
+        ("m.h6", "m.h6: expected a name that ends with .keras or .weights.h5, or a folder without"),
+    ],
+)
+def test_export_to_an_invalid_path_is_an_error(
+    to: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit(tmp_path / "checkpoints", epochs=1)
-    assert main(["export", str(tmp_path / "checkpoints"), str(tmp_path / "no/m.keras")]) == 1
-    assert "/no does not exist. Create it first." in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "checkpoints"), str(tmp_path / to)]) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_keeps_the_best_epoch(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import keras
 from tfdist.checkpoint import variables
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import load
+from tfdist.console import table_files
 from tfdist.errors import ConfigurationError
 
 #: The key of the model's architecture in a saved state.
@@ -35,14 +36,11 @@ def export(checkpoint: str, target: Path) -> None:
 
     Raises:
         ConfigurationError: The checkpoint is damaged or has no architecture, or the target exists
-            or its folder does not.
+            or has another suffix, or its folder does not exist.
     """
+    table_files.check(str(target), ".keras", ".weights.h5", or_folder=True)
     if target.exists():
         raise ConfigurationError(f"{target} already exists: choose another name.")
-    if not target.parent.is_dir():
-        raise ConfigurationError(
-            f"{target}: the folder {target.parent} does not exist. Create it first."
-        )
     saved = Snapshot.unpacked(load(checkpoint), checkpoint)
     if (config := saved.state[MODEL]) is None:
         raise ConfigurationError(
@@ -58,11 +56,11 @@ def export(checkpoint: str, target: Path) -> None:
             "its layers, and register them with keras.saving.register_keras_serializable."
         ) from error
     _assign(model, saved, checkpoint)
-    if target.name.endswith((".keras", ".weights.h5")):
+    if not target.suffix:
+        model.export(target, verbose=False)
+    else:
         save = model.save if target.suffix == ".keras" else model.save_weights
         save(target)
-    else:
-        model.export(target, verbose=False)
 
 
 def load_weights(model: keras.Model, checkpoint: str) -> None:

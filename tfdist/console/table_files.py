@@ -10,20 +10,25 @@ from tfdist.console import files
 from tfdist.errors import ConfigurationError
 
 
-def check(path: str | None, *suffixes: str) -> None:
+def check(path: str | None, *suffixes: str, or_folder: bool = False) -> None:
     """Checks the path of an output file before a measurement begins.
 
     Args:
         path: The file to write; None for no file.
         *suffixes: The accepted suffixes, such as `.csv`.
+        or_folder: Whether to accept a path without a suffix, for a folder.
 
     Raises:
         ConfigurationError: The suffix is not supported, or the folder does not exist.
     """
     if path is None:
         return
-    if Path(path).suffix not in suffixes:
-        raise ConfigurationError(f"{path}: expected a name that ends with {' or '.join(suffixes)}.")
+    is_folder = or_folder and not Path(path).suffix
+    if not is_folder and not path.endswith(suffixes):
+        folder = ", or a folder without a suffix" if or_folder else ""
+        raise ConfigurationError(
+            f"{path}: expected a name that ends with {' or '.join(suffixes)}{folder}."
+        )
     if not Path(path).parent.is_dir():
         raise ConfigurationError(
             f"{path}: the folder {Path(path).parent} does not exist. Create it first."
