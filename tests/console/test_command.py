@@ -12,6 +12,7 @@ import pipelines
 from tests.support import ROOT
 from tfdist.console import command, tracebacks
 from tfdist.errors import ConfigurationError, DataError
+from tfdist.tune import __main__ as tune
 
 
 def test_exit_code_follows_the_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,13 +65,29 @@ def even(word: str) -> int:
 
 def test_help_says_only_what_users_understand() -> None:
     parser = command.parser("python -m tfdist.thing", "Does a thing.")
+    parser.add_argument("names", nargs="*", help="names; default: all")
     parser.add_argument("--half", type=even, help="half of it (of the whole)")
     parser.add_argument("--name", type=str, help="a name")
     parser.add_argument("--number", type=even, default=4, help="a number")
     shown = parser.format_help()
+    assert "names; default: all\n" in shown
     assert "half of it (of the whole)\n" in shown
     assert "a name (type: str)" in shown
     assert "a number (default: 4)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["search"], "the following arguments are required: --over\n"),
+        (["search", "--ovr", "a=1"], "Did you mean --over?\npython -m tfdist.tune search --help"),
+    ],
+)
+def test_error_of_a_subcommand_names_its_flags(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune.main(words) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_wrong_flag_mentions_help() -> None:

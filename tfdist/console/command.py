@@ -8,6 +8,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
@@ -56,7 +57,10 @@ def run(main: Callable[[], int | None]) -> int:
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Jsonargparse's help without uninformative parts: `default: null`, and functions as types."""
+    """Jsonargparse's help without parts that are uninformative or wrong.
+
+    These are `default: null`, functions as types, and `required` for arguments that may be absent.
+    """
 
     def _expand_help(self, action: argparse.Action) -> str:
         text = super()._expand_help(action)
@@ -65,6 +69,8 @@ class HelpFormatter(DefaultHelpFormatter):
         if not found:
             return text
         parts = [part for part in found[2].split(", ") if not _is_uninformative(part)]
+        if action.nargs in ("*", "?"):
+            parts = [part for part in parts if part != "required"]
         return f"{found[1]} ({', '.join(parts)})" if parts else found[1]
 
 
@@ -90,7 +96,11 @@ def parser(program: str, description: str) -> ArgumentParser:
 
 
 def parse(
-    parser: ArgumentParser, arguments: Sequence[str] | None, *, defaults: bool = True
+    parser: ArgumentParser,
+    arguments: Sequence[str] | None,
+    *,
+    defaults: bool = True,
+    subparsers: Mapping[str, ArgumentParser] = MappingProxyType({}),
 ) -> Namespace:
     """Returns the values of a command line; `--help` prints and exits.
 
@@ -98,6 +108,7 @@ def parse(
         parser: Defines the flags.
         arguments: The command line without the program's name; None for `sys.argv`.
         defaults: Whether to return the defaults of flags that are not on the command line.
+        subparsers: The parser of each subcommand, for messages.
 
     Raises:
         ConfigurationError: A flag is unknown or has an invalid value.
@@ -106,8 +117,11 @@ def parse(
     try:
         return parser.parse_args(words, defaults=defaults)
     except argparse.ArgumentError as error:
-        message = " ".join(str(error).split()) + _hint(parser, words)
-        raise ConfigurationError(f"{message}\n{parser.prog} --help lists the flags.") from None
+        used, program = parser, parser.prog
+        if words and words[0] in subparsers:
+            used, program = subparsers[words[0]], f"{program} {words[0]}"
+        message = _with_flags(" ".join(str(error).split()), used) + _hint(used, words)
+        raise ConfigurationError(f"{message}\n{program} --help lists the flags.") from None
 
 
 def run_one_of(
@@ -132,14 +146,25 @@ def run_one_of(
     """
     main_parser = parser(program, description)
     subcommands = main_parser.add_subcommands(dest="subcommand")
+    subparsers = {}
     for name, path in commands.items():
         module = importlib.import_module(path)
-        subparser = parser(f"{program} {name}", module.DESCRIPTION)
+        subparsers[name] = subparser = parser(f"{program} {name}", module.DESCRIPTION)
         module.add_arguments(subparser)
         subcommands.add_subcommand(name, subparser, help=module.DESCRIPTION)
-    values = parse(main_parser, arguments)
+    values = parse(main_parser, arguments, subparsers=subparsers)
     name = values.subcommand
     importlib.import_module(commands[name]).run(**values[name].as_dict(), **further)
+
+
+def _with_flags(message: str, parser: ArgumentParser) -> str:
+    """Returns a message about required arguments with flags in place of keys like `search.over`."""
+    start, required, keys = message.partition("are required: ")
+    known = parser.format_help()
+    names = [key.rpartition(".")[2] for key in keys.split(", ")]
+    flags = {name: "--" + name.replace("_", "-") for name in names}
+    shown = (flags[name] if f"{flags[name]} " in known else name for name in names)
+    return start + required + ", ".join(shown)
 
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:

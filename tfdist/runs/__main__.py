@@ -18,10 +18,16 @@ from tfdist.runs.folders import Run
 
 _PROGRAM = "python -m tfdist.runs"
 _ACTIONS = {
-    "list": "shows all runs, the newest first",
+    "list": "shows runs, the newest first",
     "compare": "shows the metrics of runs side by side with the settings that differ, and plots "
     "curves",
-    "clean": "deletes the named runs, or all that stopped before the end of their first epoch",
+    "clean": "deletes runs",
+}
+#: Which runs each action uses if the command names none.
+_DEFAULTS = {
+    "list": "all",
+    "compare": "the two newest",
+    "clean": "all that stopped before the end of their first epoch",
 }
 _FLAGS_WITH_VALUE = ("--folder", "--picture")
 
@@ -30,12 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     parser = command.parser(_PROGRAM, "Lists, compares and deletes runs.")
     actions = parser.add_subcommands(dest="action")
+    parsers = {name: _action_parser(name, what) for name, what in _ACTIONS.items()}
     for name, description in _ACTIONS.items():
-        actions.add_subcommand(name, _action_parser(name, description), help=description)
+        actions.add_subcommand(name, parsers[name], help=description)
 
     def run() -> None:
         words = sys.argv[1:] if arguments is None else arguments
-        values = command.parse(parser, _flags_last(words))
+        values = command.parse(parser, _flags_last(words), subparsers=parsers)
         given = values[values.action]
         folder = storage.at(given.folder)
         chosen = [folders.read(_path(folder, name)) for name in given.names]
@@ -52,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _action_parser(name: str, description: str) -> ArgumentParser:
     parser = command.parser(f"{_PROGRAM} {name}", description)
     parser.add_argument(
-        "names", metavar="RUN", nargs="*", help="run folders, or names of folders in --folder"
+        "names",
+        metavar="RUN",
+        nargs="*",
+        help=f"run folders, or names of folders in --folder; default: {_DEFAULTS[name]}",
     )
     parser.add_argument(
         "--folder",
