@@ -102,6 +102,18 @@ pathlib.Path("own").rename("other")
     )
 
 
+def test_early_exit_ends_workers_that_wait_for_all_others(tmp_path: Path) -> None:
+    body = """
+if rank == 1: raise SystemExit
+from tfdist import cluster
+cluster.exchange_addresses(cluster.discover())
+"""
+    done = launch_program(tmp_path, body, "--num-workers", "3")
+    assert done.returncode == 1
+    assert "error: rank 1 ended with exit code 0 before all workers had connected" in done.stderr
+    assert "and rank 0, 2 waited for it" in done.stderr
+
+
 def test_output_ends_with_the_first_failures_traceback(tmp_path: Path) -> None:
     body = """
 if rank == 0:

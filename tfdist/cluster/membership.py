@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 
-from tfdist.cluster import environments, rendezvous
+from tfdist.cluster import environments, rendezvous, waiting
 from tfdist.cluster.networks import free_ports
 from tfdist.cluster.record import Cluster as Cluster
 from tfdist.cluster.record import Environ, local_rank_and_size
@@ -104,7 +104,8 @@ def exchange_addresses(
             "workers only. Remove them, or use --strategy parameter_server."
         )
     if cluster.addresses or cluster.master:
-        addresses, own_gpus = rendezvous.meet(cluster, seconds, gpus, share_gpus)
+        with waiting.shown(cluster.rank):
+            addresses, own_gpus = rendezvous.meet(cluster, seconds, gpus, share_gpus)
     elif cluster.size == 1:
         addresses, own_gpus = (f"localhost:{free_ports(1)[0]}",), list(range(len(gpus)))
     else:

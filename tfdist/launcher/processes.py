@@ -8,6 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Protocol, TextIO
 
+from tfdist.cluster import waiting
 from tfdist.errors import REQUEUE, LaunchError
 from tfdist.launcher.orphans import marked, watching
 from tfdist.launcher.output import Relay
@@ -26,6 +28,8 @@ from tfdist.launcher.restarts import NO_RESTARTS, Failure, Restarts
 #: Maximum time between SIGTERM and SIGKILL.
 _TERMINATION_SECONDS = 5.0
 _DRAIN_SECONDS = 1.0
+#: Interval at which to check whether workers wait for one that has ended.
+_POLL_SECONDS = 0.5
 
 
 class SignalledError(SystemExit):
@@ -202,13 +206,21 @@ class Children:
         children: Processes that have not been started.
         grace: As for `run`.
         restarts: As for `run`.
+        waiting_folder: The folder in which workers show that they wait for all others; empty: none.
 
     Attributes:
         ended: Names of the processes that exited with code 0, in order.
     """
 
-    def __init__(self, children: Sequence[Child], grace: float, restarts: Restarts) -> None:
+    def __init__(
+        self,
+        children: Sequence[Child],
+        grace: float,
+        restarts: Restarts,
+        waiting_folder: str = "",
+    ) -> None:
         self._children, self._grace, self._restarts = children, grace, restarts
+        self._waiting_folder, self._waiting = waiting_folder, set[str]()
         self._termination = min(grace, _TERMINATION_SECONDS)
         self._queue: queue.SimpleQueue[Child] = (
             queue.SimpleQueue()
@@ -241,14 +253,22 @@ class Children:
             child.start(self._queue.put)
 
     def wait(self, seconds: float | None = None) -> Child | None:
-        """Waits for the run to end or for `seconds`. Returns the process that failed, if any."""
+        """Waits for the run to end or for `seconds`. Returns the process that failed, if any.
+
+        Raises:
+            LaunchError: A worker has ended before all workers had connected.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self.done:
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                child = self._queue.get(timeout=left)
+                polls = bool(self.ended and self._waiting_folder)
+                child = self._queue.get(timeout=_earlier(left, _POLL_SECONDS if polls else None))
             except queue.Empty:
-                return None
+                if deadline is not None and time.monotonic() >= deadline:
+                    return None
+                self._check_waiting()
+                continue
             if child.code and self._restart(child):
                 continue
             if child.code == REQUEUE:
@@ -301,6 +321,17 @@ class Children:
         outputs = {child.process.name: child.failure().error_output for child in self._children}
         return "\n".join(f"{name}: {text}" for name, text in outputs.items() if text)
 
+    def _check_waiting(self) -> None:
+        """Raises an error if a worker waits, since the last check, for one that has ended."""
+        before, self._waiting = self._waiting, waiting.ranks(self._waiting_folder)
+        names = {child.process.name for child in self._children if child.running}
+        if stuck := sorted(names & before & self._waiting, key=int):
+            raise LaunchError(
+                f"rank {', '.join(self.ended)} ended with exit code 0 before all workers had "
+                f"connected, and rank {', '.join(stuck)} waited for it. Run the same script on all "
+                "ranks, and create the strategy or the Trainer on each of them."
+            )
+
     def _restart(self, child: Child) -> bool:
         """Restarts a single failed process, if possible, and returns whether it was restarted."""
         if not child.process.restartable or not self._restarts.allow(child.failure()):
@@ -338,6 +369,11 @@ class Children:
                 self._queue.get(timeout=left)
             except queue.Empty:
                 return
+
+
+def _earlier(one: float | None, other: float | None) -> float | None:
+    """Returns the shorter of two times, of which None is endless."""
+    return min((time for time in (one, other) if time is not None), default=None)
 
 
 def run(
@@ -398,12 +434,13 @@ def started(
         LaunchError: A program cannot be started.
     """
     mark = uuid.uuid4().hex
-    shared = {**environ, **marked(mark)}
-    children = [LocalChild(process, shared, streams or Streams()) for process in processes]
-    try:
-        with watching(mark), Children(children, grace, restarts) as group:
-            group.start()
-            yield group
-    finally:  # after all processes have ended, so that no pipe is open
-        for child in children:
-            child.finish()
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+        shared = {**environ, **marked(mark), waiting.FOLDER: folder}
+        children = [LocalChild(process, shared, streams or Streams()) for process in processes]
+        try:
+            with watching(mark), Children(children, grace, restarts, folder) as group:
+                group.start()
+                yield group
+        finally:  # after all processes have ended, so that no pipe is open
+            for child in children:
+                child.finish()
