@@ -35,9 +35,10 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
     except ImportError:
         raise DataError("--via ray requires Ray: pip install 'tfdist[ray]'") from None
     try:
-        ray_address.check_reachable()
-        # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
-        ray.init(ignore_reinit_error=True, log_to_driver=False)
+        if not ray.is_initialized():
+            ray_address.check_reachable()
+            # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
+            ray.init(log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:
         address = os.environ.get("RAY_ADDRESS", "")
         raise DataError(

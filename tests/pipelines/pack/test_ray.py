@@ -33,7 +33,7 @@ def test_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     def init(**_: object) -> None:
         raise ValueError("Invalid address format: nonsense")
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(DataError, match=r"RAY_ADDRESS='nonsense'\): Invalid address"):
         ray_tasks.run(lambda task, advance: None, [1])
@@ -95,6 +95,16 @@ def error_without_a_file() -> str:
     with pytest.raises(DataError) as error:
         ray_tasks.run(fail, range(2))
     return str(error.value)
+
+
+def results_despite_another_address() -> list[int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+        return ray_tasks.run(lambda task, advance: task + 1, [1, 2])
+
+
+def test_connected_process_needs_no_address(in_cluster: Run) -> None:
+    assert in_cluster(results_despite_another_address) == [2, 3]
 
 
 def test_file_that_a_machine_does_not_have_is_named(in_cluster: Run) -> None:
