@@ -57,6 +57,13 @@ def test_missing_devices_raise(devices_argument: Any, message: str) -> None:
         devices.resolve(devices_argument, default_cpus=2)
 
 
+def test_many_more_logical_devices_than_cores_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1})
+    with pytest.warns(UserWarning, match="500 logical CPU devices on 2 CPU cores"):  # noqa: SIM117
+        with pytest.raises(DeviceError):  # TensorFlow has started
+            devices.resolve(500, default_cpus=2)
+
+
 FRESH = """
 import tfdist
 print(tfdist.devices.{first})

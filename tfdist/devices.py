@@ -16,6 +16,9 @@ from tfdist.upstream.tensorflow_runtime import has_started
 
 #: Number of logical CPU devices on a host without GPUs, unless the caller passes a number.
 DEFAULT_CPU_REPLICAS = 2
+#: More logical CPU devices cause a warning, unless there are enough cores. With 40 on two cores,
+#: the first step of a small network takes a minute.
+_MANY_CPUS = 32
 
 
 def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
@@ -267,6 +270,13 @@ def _split_cpu(num_devices: int) -> None:
     configured = tf.config.get_logical_device_configuration(cpu)
     if num_devices <= len(configured or [None]):
         return
+    cores = len(os.sched_getaffinity(0))
+    if num_devices > max(_MANY_CPUS, 2 * cores):
+        warnings.warn(
+            f"{num_devices} logical CPU devices on {cores} CPU cores: the first step may take "
+            f"minutes, and all steps are slower than with fewer devices. Use {cores} or fewer.",
+            stacklevel=4,
+        )
     try:
         tf.config.set_logical_device_configuration(
             cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices

@@ -33,7 +33,9 @@ def test_unreachable_cluster_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     def init(**_: object) -> None:
         raise ValueError("Invalid address format: nonsense")
 
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False))
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(init=init, is_initialized=lambda: False)
+    )
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(DataError, match=r"RAY_ADDRESS='nonsense'\): Invalid address"):
         ray_tasks.run(lambda task, advance: None, [1])
