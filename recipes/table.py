@@ -25,6 +25,7 @@ import tensorflow as tf
 from keras import layers
 from pydantic import BaseModel, Field
 
+import tfdist
 from recipes import _class_folders, _plots
 from tfdist import data, optimizers, schedules, train
 from tfdist.config import TrainConfig
@@ -42,6 +43,7 @@ SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"units": [16]}}
 _SUFFIXES = (".csv", ".tsv", ".parquet")
 _LABELS = ("label", "target", "class", "y")  # names of the column to predict, if none is given
 _MAX_CLASSES = 50  # an integer column with more distinct values is a quantity
+_MAX_TEXTS = 0.5  # a column with more texts is not one of numbers
 _UNKNOWN = 0  # code of words that are not in the training rows
 
 
@@ -192,6 +194,10 @@ def _read(location: str, label: str | None, task: str, ignore: tuple[str, ...]) 
         raise DataError(
             f"--data {location}: the validation split has no column {sorted(other)[0]!r}."
         )
+    for rows in (columns, held_out or {}):
+        _check_values(location, {n: rows[n] for n in names if n in rows}, label)
+    if held_out is not None:
+        _check_kinds(location, columns, held_out, [n for n in names if n != label])
     if held_out is None:
         is_held_out = np.arange(len(columns[label])) % 5 == 4
         order = np.random.default_rng(0).permutation(len(is_held_out))
@@ -246,6 +252,69 @@ def _encoded(
     return Table(rows(columns), rows(held_out), numbers, texts, label, classes)
 
 
+def _is_number(column: np.ndarray) -> bool:
+    return column.dtype.kind in "biuf"
+
+
+def _check_values(location: str, rows: Mapping[str, np.ndarray], label: str) -> None:
+    """Refuses rows without a label, and warns of numeric columns with some text.
+
+    Raises:
+        DataError: The label of a row is missing, or a number is infinite.
+    """
+    for name, column in rows.items():
+        if column.dtype.kind == "f":
+            wrong = ~np.isfinite(column) if name == label else np.isinf(column)
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise DataError(
+                    f"--data {location}: column {name!r} has no finite number in {wrong.sum()} "
+                    f"rows; row {row + 1} below the header has {column[row]}. Correct or remove "
+                    "these rows."
+                )
+        elif (where := _first_text(column)) and tfdist.is_chief():
+            print(
+                f"--data {location}: column {name!r} is used as text, although most of its values "
+                f"are numbers{where}.",
+                file=sys.stderr,
+            )
+
+
+def _check_kinds(
+    location: str,
+    columns: Mapping[str, np.ndarray],
+    held_out: Mapping[str, np.ndarray],
+    features: list[str],
+) -> None:
+    """Raises `DataError` if a feature has numbers in one split, and text in the other."""
+    for name in features:
+        if _is_number(columns[name]) != _is_number(held_out[name]):
+            where = _first_text(columns[name]) or _first_text(held_out[name])
+            raise DataError(
+                f"--data {location}: column {name!r} has numbers in one split and text in the "
+                f"other{where}. Use the same in both, or --set ignore=[{name}]."
+            )
+
+
+def _first_text(column: np.ndarray) -> str:
+    """Describes the first text in a column of mostly numbers; empty for another column."""
+    if _is_number(column):
+        return ""
+    is_text = np.array([not _parses(value) for value in column], bool)
+    if not 0 < is_text.mean() < _MAX_TEXTS:
+        return ""
+    row = int(is_text.argmax())
+    return f": row {row + 1} below the header has {str(column[row])!r}"
+
+
+def _parses(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _codes(texts: np.ndarray, words: tuple[str, ...]) -> np.ndarray:
     code = {word: i + 1 for i, word in enumerate(words)}
     return np.array([code.get(text, _UNKNOWN) for text in texts], "int32")
@@ -290,11 +359,10 @@ def _columns(files: list[Path]) -> dict[str, np.ndarray]:
                 tables.append(parquet.read_table(file))
             else:
                 delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-                tables.append(
-                    csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=delimiter))
-                )
+                tables.append(_read_csv(csv, file, csv.ParseOptions(delimiter=delimiter)))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}: cannot be read as a table: {error}") from None
+        _check_names(file, tables[-1].column_names, files[0], tables[0].column_names)
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
@@ -316,6 +384,26 @@ def _columns(files: list[Path]) -> dict[str, np.ndarray]:
                 ["" if value is None else str(value) for value in column.to_pylist()], dtype=str
             )
     return columns
+
+
+def _read_csv(csv: Any, file: Path, parsing: Any) -> Any:
+    try:
+        return csv.read_csv(file, parse_options=parsing)
+    except ValueError:  # pyarrow names the row of an error only if it reads with one thread
+        one_thread = csv.ReadOptions(use_threads=False)
+        return csv.read_csv(file, parse_options=parsing, read_options=one_thread)
+
+
+def _check_names(file: Path, names: list[str], first: Path, expected: list[str]) -> None:
+    """Raises `DataError` if the columns of a file are ambiguous or not those of the first one."""
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{file}: has several columns {repeated[0]!r}. Rename or remove them.")
+    for one, other, missing in (
+        (file, first, set(expected) - set(names)),
+        (first, file, set(names) - set(expected)),
+    ):
+        if missing:
+            raise DataError(f"{one}: has no column {min(missing)!r}, which {other} has.")
 
 
 def _tumours() -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, Literal, Self
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict
 
@@ -118,7 +119,7 @@ class ImageCoding(BaseModel):
                     image.draft(None, (1, 1))  # reads every byte but computes few pixels
                     image.load()
                     return data
-                return self._write(self._resize(ImageOps.exif_transpose(image)))
+                return self._write(self._resize(_eight_bits(ImageOps.exif_transpose(image), name)))
         except DataError:
             raise
         except _DAMAGE as error:
@@ -258,6 +259,21 @@ def _channels(paths: Sequence[Any], open_file: Callable[[Any], BinaryIO]) -> int
         except _DAMAGE as error:
             raise _unreadable(str(path), error) from None
     return 1
+
+
+def _eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """Returns an image with 8 bits per channel: Pillow would clip larger values to 255.
+
+    Raises:
+        DataError: The values have 32 bits, whose range is not known.
+    """
+    if image.mode.startswith("I;16"):
+        return Image.fromarray((np.asarray(image) >> 8).astype("uint8"))
+    if image.mode in ("I", "F"):
+        raise DataError(
+            f"{name}: has values of 32 bits (mode {image.mode}); convert it to 8 or 16 bits"
+        )
+    return image
 
 
 def _unreadable(name: str, error: Exception) -> DataError:

@@ -201,13 +201,53 @@ def test_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
         (["--set=task=regression"], CSV, "column 'class' contains text, not numbers"),
         ([], "class\na\nb\n" * 3, "'class' is the only column"),
         ([], "x,y\n" + "1,only\n" * 9, r"column 'y' has 1 class \['only'\]"),
+        ([], "x,y\n" + "1,2\n" * 9 + "1,\n", "'y' has no finite number in 1 rows; row 10 below"),
+        ([], "x,y\n1,a\ninf,b\n", "column 'x' has no finite number in .* row 2 below"),
+        ([], "x,y\n1,a\n2\n", r"t\.csv: cannot be read as a table: .*Row #3: Expected 2 col"),
+        ([], "x,x,y\n1,2,a\n2,3,b\n", r"t\.csv: has several columns 'x'"),
     ],
-    ids=["no-column", "text-as-quantity", "no-features", "one-class"],
+    ids=[
+        "no-column",
+        "text-as-quantity",
+        "no-features",
+        "one-class",
+        "no-label",
+        "infinite",
+        "ragged",
+        "twice",
+    ],
 )
 def test_invalid_tables_raise(words: list[str], text: str, message: str, tmp_path: Path) -> None:
     table._read.cache_clear()
     with pytest.raises((ConfigurationError, DataError), match=message):
         table.train_data(table_config(tmp_path, *words, text=text))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (("a", "b"), r"b\.csv: has no column 'x', which .*a\.csv has"),
+        (("train", "validation"), r"the validation split has no column 'x'"),
+    ],
+)
+def test_missing_column_is_named(files: tuple[str, str], message: str, tmp_path: Path) -> None:
+    (tmp_path / f"{files[0]}.csv").write_text("x,z,y\n1,2,a\n2,3,b\n")
+    (tmp_path / f"{files[1]}.csv").write_text("z,y\n1,a\n2,b\n")
+    with pytest.raises(DataError, match=message):
+        table._read(str(tmp_path), None, "auto", ())
+
+
+def test_text_among_numbers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = "x,y\n" + "1,a\n2,b\n" * 4, "x,y\n" + "1,a\n2,b\n" * 4 + "oops,a\n"
+    (tmp_path / "train.csv").write_text(good)
+    (tmp_path / "validation.csv").write_text(bad)
+    named = "row 9 below the header has 'oops'"
+    with pytest.raises(DataError, match=f"'x' has numbers in one split and text .*{named}"):
+        table._read(str(tmp_path), None, "auto", ())
+    table._read(str(tmp_path / "validation.csv"), None, "auto", ())
+    assert f"'x' is used as text, although most of its values are numbers: {named}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_any_keras_application(monkeypatch: pytest.MonkeyPatch) -> None:

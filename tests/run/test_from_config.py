@@ -71,6 +71,8 @@ def test_missing_data_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for data_dir in ("here", str(tmp_path / "here")):
         with pytest.raises(DataError, match=r"here/a: No such file .* folder with --data-dir"):
             prepared(read(tmp_path / "here" / "a"), data_dir=data_dir)
+    with pytest.raises(DataError, match=r"b/x\.jpg: No such file .* remove it from --data"):
+        prepared(read(tmp_path / "b" / "x.jpg"), data="b")  # such as a link to a deleted file
     with pytest.raises(FileNotFoundError):  # the recipe's own
         prepared(read(tmp_path / "there"), data_dir=str(tmp_path / "here"))
 

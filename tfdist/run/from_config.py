@@ -69,11 +69,14 @@ def make_data(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> tuple[
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
     except OSError as error:
-        if not Path(str(error.filename)).is_relative_to(Path(config.data_dir).absolute()):
+        file = Path(str(error.filename)).absolute()
+        if file.is_relative_to(Path(config.data_dir).absolute()):
+            cure = "Choose another folder with --data-dir."
+        elif config.data and file.is_relative_to(Path(config.data).absolute()):
+            cure = "Make it readable, or remove it from --data."
+        else:
             raise  # an error of the recipe, with its traceback
-        raise DataError(
-            f"{error.filename}: {error.strerror}. Choose another folder with --data-dir."
-        ) from None
+        raise DataError(f"{error.filename}: {error.strerror}. {cure}") from None
     datasets.check_batches(data, "train_data", config.batch_size)
     if not watched.has_read("data") and config.data == data_sets.SYNTHETIC:
         data, validation = datasets.repeated(data), validation and datasets.repeated(validation)

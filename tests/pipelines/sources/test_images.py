@@ -45,6 +45,16 @@ def test_gray_images_have_one_channel(tmp_path: Path) -> None:
     assert opened.examples(source)[0]["image"].tolist() == [[[9]] * 4] * 4
 
 
+def test_images_of_16_bits_are_scaled_to_8_bits(tmp_path: Path) -> None:
+    pixels = np.array([[0, 256, 40_000, 65_535]], np.uint16)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (example,) = opened.examples(opened.source(tmp_path, image_size="1x4"))
+    np.testing.assert_array_equal(example["image"][0, :, 0], pixels[0] >> 8)
+    Image.fromarray(pixels.astype("float32")).save(tmp_path / "b.tif")
+    with pytest.raises(DataError, match=r"b\.tif: has values of 32 bits"):
+        opened.examples(opened.source(tmp_path, image_format="png"))
+
+
 def test_color_images_are_not_stored_in_one_channel(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     with pytest.raises(DataError, match=r"a\.png: is a color image \(RGB\).* pass --channels 3"):
