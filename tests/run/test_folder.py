@@ -53,6 +53,14 @@ def test_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
     RunFolder.create(config, MODEL, FACTS)
 
 
+def test_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
+    for name in (".model.123.keras", ".curves.9.png", ".probe.77", ".notes", "model.1.keras"):
+        (tmp_path / name).write_text("half")
+    RunFolder.create(TrainConfig(run_dir=str(tmp_path)), MODEL, FACTS).close()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"config.yaml", "versions.json", ".notes", "model.1.keras"}
+
+
 def test_file_in_place_of_the_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     with pytest.raises(ConfigurationError, match=r"Cannot write the run folder .*: .*File exists"):

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+
+#: Names of the temporary files of `replacing`.
+_TEMPORARY = re.compile(r"\..+\.\d+(\.\w+)?")
+
+
+def remove_interrupted(folder: Path) -> None:
+    """Removes the temporary files of killed processes, if no other process writes to the folder."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if _TEMPORARY.fullmatch(path.name) and path.is_file():
+                path.unlink()
 
 
 @contextlib.contextmanager

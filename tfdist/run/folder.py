@@ -32,7 +32,7 @@ import yaml
 import pipelines
 from pipelines import storage
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
-from tfdist.console.files import replacing
+from tfdist.console.files import remove_interrupted, replacing
 from tfdist.errors import ConfigurationError
 from tfdist.run.disk_space import full_disk_message, probe_space
 from tfdist.run.provenance import software
@@ -113,13 +113,13 @@ class RunFolder:
         existing = _to_resume(config) if config.resume == "auto" else None
         if existing is not None:
             folder = cls(existing)
-            folder._lock.acquire()
+            folder._acquire()
             with _explained(config):
                 tempfile.TemporaryFile(dir=folder.path).close()  # a read-only disk fails here
             return folder
         with _explained(config):
             folder = cls._named(config.run_dir) if config.run_dir else cls._new(config)
-            folder._lock.acquire()
+            folder._acquire()
             folder._fill(config, model, what_runs, comes_from)
         return folder
 
@@ -214,7 +214,7 @@ class RunFolder:
     ) -> RunFolder:
         """Creates or opens, and locks, a folder in an object store; as `create`."""
         folder = cls(str(config.run_dir))
-        folder._lock.acquire()
+        folder._acquire()
         try:
             with _explained(config):
                 if folder._mirror is not None:
@@ -264,6 +264,15 @@ class RunFolder:
         self._write(CONFIG, comments + config.to_yaml())
         self._write(VERSIONS, json.dumps({**software(), **comes_from}, indent=2) + "\n")
         probe_space(self.path, model)
+
+    def _acquire(self) -> None:
+        """Locks the folder, and removes what killed runs left in it.
+
+        Raises:
+            ConfigurationError: Another run uses the folder.
+        """
+        self._lock.acquire()
+        remove_interrupted(self.path)
 
     def _has_model(self) -> bool:
         if self._mirror is not None:
