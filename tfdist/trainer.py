@@ -173,6 +173,7 @@ class Trainer:
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.remat = remat
         self.checkpoints, self._num_fits = checkpoints, 0
+        self._skip_used_data: Callable[[], None] = lambda: None
         self._watchdog = Watchdog(strategy, watchdog_seconds)
         with strategy.translate_errors():
             with remat_of_layers.exact_remat():
@@ -240,6 +241,7 @@ class Trainer:
             TfdistError: Model, data or options are incompatible. The message explains the fix.
         """
         build.check_trainable(self.model)
+        self._skip_used_data()
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = input_data.train_validation_split(
                 (x, y, sample_weight), validation_split
@@ -262,6 +264,7 @@ class Trainer:
             self._training.run(
                 handlers, validate, callbacks, span, validation_freq, checkpoints, report
             )
+        self._skip_used_data = checkpoints.skip_used_data
         return self.model.history
 
     @_on_all_workers

@@ -189,6 +189,35 @@ def test_data_position_is_restored(
     np.testing.assert_equal(train("stopped"), train("whole"))
 
 
+def test_complete_training_reads_no_data(tmp_path: Path) -> None:
+    num_rows = 0
+
+    def count(x: np.ndarray) -> np.ndarray:
+        nonlocal num_rows
+        num_rows += 1
+        return x
+
+    def counted(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.ensure_shape(tf.numpy_function(count, [x], x.dtype), x.shape), y
+
+    def train(name: str, *epochs: int) -> list[np.ndarray]:
+        nonlocal num_rows
+        keras.utils.set_random_seed(1)
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).map(counted)
+        data, trainer = rows.shuffle(len(X), seed=3).batch(4), repeatable(tmp_path / name)
+        for number in epochs:
+            num_rows = 0
+            trainer.fit(data, epochs=number, verbose=0)
+        return trainer.model.get_weights()
+
+    train("first", 2)
+    assert num_rows == 2 * len(X)
+    train("first", 2)
+    assert num_rows == 0
+    # The shuffle of the next training continues after the epochs of the complete one.
+    np.testing.assert_equal(train("first", 2, 1), train("whole", 2, 1))
+
+
 @pytest.mark.parametrize("stop", [pytest.param("test 4", marks=LONG), "train 5"])
 def test_accumulated_gradients_are_restored(stop: str, tmp_path: Path) -> None:
     def build_model() -> keras.Model:

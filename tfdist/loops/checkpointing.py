@@ -7,6 +7,7 @@ training resumes, the chief reads the checkpoint and broadcasts it, without shar
 
 from __future__ import annotations
 
+import functools
 import posixpath
 import time
 from collections.abc import Iterator, Sequence
@@ -79,7 +80,11 @@ class Checkpointing(CheckpointHooks):
             return
         self._restore(saved)
         self._state.restore_callbacks(saved)
-        self._state.restore_data(saved)
+        restore_data = functools.partial(self._state.restore_data, saved.state["data"])
+        if self._is_complete():
+            self.skip_used_data = restore_data
+        else:
+            restore_data()
         if not self.progress.step:
             self._saved = None
 
@@ -131,7 +136,7 @@ class Checkpointing(CheckpointHooks):
     def end_epoch(self, logs: Logs) -> None:
         progress = self.progress
         progress.step, progress.logs = 0, dict(logs)
-        is_last = progress.stopped or progress.epoch >= self._epochs
+        is_last = self._is_complete()
         if self._is_best(logs) or is_last or self._settings.at_epochs:
             self._save(is_last)
 
@@ -165,9 +170,12 @@ class Checkpointing(CheckpointHooks):
     def _restore(self, saved: Snapshot) -> None:
         self._state.restore_variables(saved, self._path, within_epoch=self.progress.step > 0)
 
+    def _is_complete(self) -> bool:
+        return self.progress.stopped or self.progress.epoch >= self._epochs
+
     def _report(self) -> None:
         done = self.progress
-        if done.stopped or done.epoch >= self._epochs:
+        if self._is_complete():
             say(f"Training is already complete after epoch {done.epoch}: {self._path}.")
         else:
             within = f" and {done.step} steps" if done.step else ""

@@ -28,12 +28,15 @@ class CheckpointHooks(Observer):
         progress: Progress of the run.
         before_save: Called on all workers together before a checkpoint is saved at a step.
         may_save: Returns whether a checkpoint may be saved now, at a time that rank 0 chose.
+        skip_used_data: If the run was already complete, moves shuffled data behind its epochs. Call
+            it before the data is used again; it may read data.
     """
 
     def __init__(self) -> None:
         self.progress = Progress()
         self.before_save: Callable[[], None] = lambda: None
         self.may_save: Callable[[], bool] = lambda: True
+        self.skip_used_data: Callable[[], None] = lambda: None
 
     def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
         """Finds a checkpoint to resume from, before any callback is called.

@@ -143,9 +143,13 @@ class TrainingState:
         """Restores the attributes of callbacks."""
         callback_state.restore(self.callbacks, saved.state["callbacks"])
 
-    def restore_data(self, saved: Snapshot) -> None:
-        """Makes the next epoch start at the resume position of the data."""
-        for handler, state in zip(self._all_handlers(), saved.state["data"], strict=False):
+    def restore_data(self, states: Sequence[dict[str, Any]]) -> None:
+        """Makes the next epoch start at the resume position of the data.
+
+        Args:
+            states: `state["data"]` of a snapshot.
+        """
+        for handler, state in zip(self._all_handlers(), states, strict=False):
             handler.restore(state)
 
     def _all_handlers(self) -> list[DataHandler]:
