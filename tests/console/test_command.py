@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,23 @@ def test_exit_code_follows_the_error(capsys: pytest.CaptureFixture[str]) -> None
 
     assert command.run(unreadable) == 1
     assert capsys.readouterr().err == "error: s3://: expected a bucket\n"
+
+
+def test_cycles_are_freed_before_the_interpreter_ends() -> None:
+    """Such as an iterator over data whose thread waits for the interpreter."""
+    freed: list[int] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+            weakref.finalize(self, freed.append, 1)
+
+    def interrupted() -> None:
+        Cycle()
+        raise KeyboardInterrupt
+
+    assert command.run(interrupted) == 130
+    assert freed
 
 
 def test_error_of_a_callback_shows_the_frames_of_the_user(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist import train
+from tfdist import Trainer, train
 
 FLAGS = ["--recipe=recipes._template", "--strategy=one_device", "--verbose=0", "--epochs=2"]
 
@@ -75,3 +75,30 @@ def test_run_that_fails_at_its_start_leaves_no_folder(
         assert "--resume /nope: there is no such folder" in printed.err
         assert not printed.out  # nothing is built before
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("did_step", [False, True])
+def test_second_interrupt_before_the_first_checkpoint_says_how_to_start_again(
+    did_step: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a step, `--resume auto` starts from the beginning; else the model is a result."""
+
+    def fit(trainer: Trainer, *_: object, **__: object) -> None:
+        trainer.stats.last_call = object() if did_step else None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    monkeypatch.setattr("tfdist.run.reports.summary", lambda *_: None)
+    run = tmp_path / "run"
+    flags = ["--recipe=recipes._template", f"--run-dir={run}", "--verbose=0", "--resume=auto"]
+    assert train.main(flags) == 130
+    message = capsys.readouterr().err
+    if did_step:
+        assert (run / "model.keras").exists()
+        assert f"use another folder with --run-dir, or remove {run}." in message
+    else:
+        assert f"--run-dir {run} --resume auto" in message
+        assert train.main(flags) == 130  # not refused

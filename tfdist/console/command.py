@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import itertools
 import re
@@ -33,6 +34,15 @@ def run(main: Callable[[], int | None]) -> int:
         frames (`tracebacks`). 130 for an interrupt. 138 (`tfdist.errors.REQUEUE`) after a
         preemption, from which the same command resumes.
     """
+    try:
+        return _run(main)
+    finally:
+        # Iterators over data that an interrupt or an error has left would otherwise be deleted
+        # while the interpreter ends, where waiting for a Python function in them never returns.
+        gc.collect()
+
+
+def _run(main: Callable[[], int | None]) -> int:
     try:
         shadowed_packages.put_first()
         from pipelines.quiet import quieten_tensorflow

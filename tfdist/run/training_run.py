@@ -20,6 +20,7 @@ from tfdist.callbacks.batch_size import BatchSize
 from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.callbacks.profile import Profile
+from tfdist.checkpoint.locations import store_at
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, Preempted, TfdistError
@@ -176,10 +177,7 @@ class TrainingRun:
         self._raise_if_full(ending, saved)
         if ending.raised:
             if self._strategy.is_chief and self._trainer.checkpoints:
-                where = shlex.join(["--run-dir", self._folder.location])
-                print(
-                    f"To resume, run the same command with {where} --resume auto", file=sys.stderr
-                )
+                print(self._how_to_resume(), file=sys.stderr)
             try:
                 self._folder.finish()
             finally:
@@ -236,14 +234,26 @@ class TrainingRun:
             if ending.stopped:
                 with self._noting_full_disk(ending):
                     self._curves.on_train_end()
-            saved, problem = save_model(self._trainer.model, saved)
-            ending.full = ending.full or str(problem or "")
+            # Without a step there is no result that a restart must not overwrite.
+            if not ending.raised or self._trainer.stats.last_call is not None:
+                saved, problem = save_model(self._trainer.model, saved)
+                ending.full = ending.full or str(problem or "")
         if self._talks:
             reports.summary(
                 self.history.history, ending.seconds, self._trainer.stats, folder.location,
                 ending.stopped, self._trainer.checkpoints is not None, self._strategy.summary(),
             )  # fmt: skip
         return saved
+
+    def _how_to_resume(self) -> str:
+        folder = self._folder
+        if self._trainer.stats.last_call is None or store_at(folder.checkpoints).places():
+            where = shlex.join(["--run-dir", folder.location])
+            return f"To resume, run the same command with {where} --resume auto"
+        return (
+            "No checkpoint was saved, because the run was stopped within a step. To start again, "
+            f"use another folder with --run-dir, or remove {folder.location}."
+        )
 
     def _raise_if_full(self, ending: Ending, saved: Path) -> None:
         if not ending.full:
