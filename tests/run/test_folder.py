@@ -53,6 +53,13 @@ def test_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
     RunFolder.create(config, MODEL, FACTS)
 
 
+def test_damaged_configuration_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "epoch-0001-step-000000004").mkdir(parents=True)
+    (tmp_path / "config.yaml").write_bytes(b"\xb3\xff")
+    with pytest.raises(ConfigurationError, match=r"a config\.yaml that cannot be read"):
+        RunFolder.create(TrainConfig(run_dir=str(tmp_path), resume="auto"), MODEL, FACTS)
+
+
 def test_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     for name in (".model.123.keras", ".curves.9.png", ".probe.77", ".notes", "model.1.keras"):
         (tmp_path / name).write_text("half")

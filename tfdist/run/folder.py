@@ -395,7 +395,7 @@ def _difference(config: TrainConfig, folder: Path) -> str:
     """Returns the first different field that changes the results; empty if there is none."""
     try:
         saved: Any = yaml.safe_load((folder / CONFIG).read_text())
-    except (OSError, yaml.YAMLError, RecursionError):
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
         return f"a {CONFIG} that cannot be read"
     if not isinstance(saved, Mapping):
         return f"a {CONFIG} that cannot be read"
