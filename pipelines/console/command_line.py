@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from pipelines import flag_errors
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index
@@ -57,7 +58,7 @@ def run(
     try:
         command(**_values(parser, arguments))
     except argparse.ArgumentError as error:
-        message = " ".join(str(error).split()) + _hint(parser, arguments)
+        message = flag_errors.reworded(error, parser.format_help()) + _hint(parser, arguments)
         return _fail(f"{message}\n{parser.prog} --help lists all flags.")
     except DataError as error:
         return _fail(str(error))

@@ -98,6 +98,11 @@ def test_help_says_only_what_users_understand() -> None:
     ("words", "problem"),
     [
         (["search"], "the following arguments are required: --over\n"),
+        (
+            ["search", "--over", "a=1", "--trials", "0"],
+            "--trials: expected a number above 0, got 0",
+        ),
+        (["search", "--over", "a=1", "--seed", "x"], "--seed: expected an integer, got 'x'"),
         (["search", "--ovr", "a=1"], "Did you mean --over?\npython -m tfdist.tune search --help"),
     ],
 )

@@ -110,7 +110,7 @@ def test_inexact_strategy_raises() -> None:
     [
         (["--strategy", "mirored"], "'mirrored'"),
         (["--strategy", "towers", "--num-workers", "2"], "--devices"),
-        (["--num-workers", "0"], "num_workers"),
+        (["--num-workers", "0"], "--num-workers: expected"),
     ],
 )
 def test_errors_are_short(

@@ -127,10 +127,12 @@ def parse(
     try:
         return parser.parse_args(words, defaults=defaults)
     except argparse.ArgumentError as error:
+        from pipelines import flag_errors  # after `shadowed_packages.put_first`
+
         used, program = parser, parser.prog
         if words and words[0] in subparsers:
             used, program = subparsers[words[0]], f"{program} {words[0]}"
-        message = _with_flags(" ".join(str(error).split()), used) + _hint(used, words)
+        message = flag_errors.reworded(error, used.format_help()) + _hint(used, words)
         raise ConfigurationError(f"{message}\n{program} --help lists the flags.") from None
 
 
@@ -165,16 +167,6 @@ def run_one_of(
     values = parse(main_parser, arguments, subparsers=subparsers)
     name = values.subcommand
     importlib.import_module(commands[name]).run(**values[name].as_dict(), **further)
-
-
-def _with_flags(message: str, parser: ArgumentParser) -> str:
-    """Returns a message about required arguments with flags in place of keys like `search.over`."""
-    start, required, keys = message.partition("are required: ")
-    known = parser.format_help()
-    names = [key.rpartition(".")[2] for key in keys.split(", ")]
-    flags = {name: "--" + name.replace("_", "-") for name in names}
-    shown = (flags[name] if f"{flags[name]} " in known else name for name in names)
-    return start + required + ", ".join(shown)
 
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from jsonargparse.typing import PositiveInt
+
 from tfdist.cluster import networks
 from tfdist.console import command
 from tfdist.errors import ConfigurationError
@@ -21,8 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(arguments: Sequence[str] | None) -> None:
     parser = command.parser("python -m tfdist.remote", _DESCRIPTION)
-    parser.add_argument("port", type=int, help="port to listen at, on all interfaces")
-    parser.add_argument("--cpus", type=int, default=1, help="number of logical CPU devices")
+    parser.add_argument(
+        "port", metavar="PORT", type=int, help="port to listen at, on all interfaces"
+    )
+    parser.add_argument(
+        "--cpus", type=PositiveInt, default=1, metavar="N", help="number of logical CPU devices"
+    )
     parser.add_argument(
         "--public", action="store_true", help="serve although a public address is one of this host"
     )

@@ -21,13 +21,13 @@ _ACTIONS = {
     "list": "shows runs, the newest first",
     "compare": "shows the metrics of runs side by side with the settings that differ, and plots "
     "curves",
-    "clean": "deletes runs",
+    "clean": "deletes the named runs, or all without a complete epoch",
 }
 #: Which runs each action uses if the command names none.
 _DEFAULTS = {
     "list": "all",
     "compare": "the two newest",
-    "clean": "all that stopped before the end of their first epoch",
+    "clean": "all without a complete epoch",
 }
 _FLAGS_WITH_VALUE = ("--folder", "--picture")
 

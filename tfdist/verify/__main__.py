@@ -37,7 +37,7 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
         type=current_name,
         choices=[*STRATEGIES, ALL],
         default=ALL,
-        help="strategy to check (default: all, one after the other)",
+        help="strategy to check; all: one after the other",
     )
     parser.add_argument(
         "--num-workers",

@@ -1,0 +1,42 @@
+"""Rewords jsonargparse's errors, which name keys and Python types, in terms of the command line."""
+
+from __future__ import annotations
+
+import re
+
+_KEY = re.compile(r'Parser key "([\w.-]+)": (.*)')
+_REQUIRED = re.compile(r"(.*are required: )(.*)")
+#: Patterns of problems, and what to print instead.
+_PROBLEMS = {
+    r"Not of type \w+: (.*) does not conform to restriction v>=(.*)": r"a number from \2, got \1",
+    r"Not of type \w+: (.*) does not conform to restriction v>(.*)": r"a number above \2, got \1",
+    r"Not of type \w+: invalid literal for int\(\) with base 10: (.*)": r"an integer, got \1",
+    r"Not of type \w+: could not convert string to float: (.*)": r"a number, got \1",
+    r"Expected a <class 'int'>\. Got value: (.*)": r"an integer, got '\1'",
+    r"Expected a <class 'float'>\. Got value: (.*)": r"a number, got '\1'",
+}
+
+
+def reworded(error: Exception, help_text: str) -> str:
+    """Returns the message of a parser's error on one line.
+
+    Args:
+        error: The error.
+        help_text: The help of the command, which contains its flags.
+    """
+    message = " ".join(str(error).split())
+    if found := _REQUIRED.fullmatch(message):
+        return found[1] + ", ".join(_argument(key, help_text) for key in found[2].split(", "))
+    if not (found := _KEY.fullmatch(message)):
+        return message
+    for pattern, expected in _PROBLEMS.items():
+        if problem := re.fullmatch(pattern, found[2]):
+            return f"{_argument(found[1], help_text)}: expected {problem.expand(expected)}"
+    return f"{_argument(found[1], help_text)}: {found[2]}"
+
+
+def _argument(key: str, help_text: str) -> str:
+    """Returns the flag of a key such as `search.over`, or its name if it has no flag."""
+    name = key.rpartition(".")[2]
+    flag = "--" + name.replace("_", "-")
+    return flag if re.search(rf"{flag}(?![\w-])", help_text) else name
