@@ -17,10 +17,11 @@ from tfdist.step.options import StepOptions
 from tfdist.step.random import draws_of_one_device
 from tfdist.step.remat import layers_rematerialized
 from tfdist.step.scope import layer_inputs_noted
-from tfdist.step.size_placement import sizes_of_reductions_on_host
+from tfdist.step.size_placement import has_gpus
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
+from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums, sizes_of_reductions_on
 
 
 @contextmanager
@@ -37,8 +38,10 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
             stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())
         stack.enter_context(signs_on_device())
-        if not model.jit_compile:
-            stack.enter_context(sizes_of_reductions_on_host())
+        if has_gpus():
+            stack.enter_context(gradients_of_biases_as_sums())
+            if not model.jit_compile:
+                stack.enter_context(sizes_of_reductions_on("CPU:0"))
         if any(map(is_joined_to_read, model.variables)):
             stack.enter_context(layer_inputs_noted())
         stack.enter_context(layers_rematerialized(model, options.remat, options.sync_batch_norm))

