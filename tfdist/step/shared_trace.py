@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdist.groups.fusion import packed
 from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
+from tfdist.step.size_placement import has_gpus
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream.tensorflow_graphs import (
     calls_as_traced,
@@ -116,7 +117,7 @@ class SharedTrace:
     def _trace_once(self, arguments: Any) -> _Traced:
         # To optimize the function, TensorFlow opens a session on all GPUs of the host, including
         # those of other processes. With GPUs, every call is optimized instead.
-        is_optimized = not tf.config.list_physical_devices("GPU")
+        is_optimized = not has_gpus()
         # Operations get no device, so that each call runs on its own.
         with tf.device(None), mirrored_variables.on_device(""), functions_kept_whole():
             traced = _function(self._fn).get_concrete_function(*arguments)
