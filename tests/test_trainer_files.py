@@ -24,6 +24,7 @@ from tests.support.training import (
     momentum,
     steps,
 )
+from tfdist.errors import ConfigurationError
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
@@ -76,6 +77,12 @@ def test_tensorboard(update_freq: str | int, tmp_path: Path) -> None:
     found, wanted = scalars(trainer, "ours"), scalars(plain, "theirs")
     assert "train epoch_loss" in wanted
     assert_close(found, wanted)
+
+
+def test_save_refuses_unknown_suffixes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"Cannot write .*\.h6: .*add .*`.keras`"):
+        fresh_pair()[0].save(tmp_path / "model.h6")
+    assert not list(tmp_path.iterdir())
 
 
 def test_csv_logger(tmp_path: Path) -> None:

@@ -333,7 +333,8 @@ class Trainer:
             2410
 
         Args:
-            path: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
+            path: A file that ends in `.keras` or `.weights.h5`, or a folder without a suffix for a
+                SavedModel.
 
         Raises:
             ConfigurationError: The file cannot be written.

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -37,13 +38,14 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
     Args:
         model: The model.
         strategy: The strategy.
-        path: A file that ends in `.keras` or `.weights.h5`, or a folder for a SavedModel.
+        path: A file that ends in `.keras` or `.weights.h5`, or a folder without a suffix for a
+            SavedModel.
 
     Raises:
-        ConfigurationError: The file cannot be written.
+        ConfigurationError: The file cannot be written, or has another suffix.
     """
     text = os.fspath(path)
-    method = "save" if text.endswith(".keras") else "export"
+    method = "save" if Path(text).suffix else "export"  # Keras refuses unknown suffixes
     if text.endswith(".weights.h5"):
         method = "save_weights"
     write: Callable[..., Any] = getattr(model, method)
