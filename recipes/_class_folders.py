@@ -28,6 +28,7 @@ from pipelines.storage import AnyPath, is_url
 from tfdist import data
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
+from tfdist.model_setup.build import root_cause
 
 _INDEX = "index.json"
 _VALIDATION_NAMES = ("validation", "val", "valid", "test")
@@ -76,6 +77,8 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
         return _prepare(config.data, str(cache), tuple(sorted(pack_options.items())))
     except pipelines.DataError as error:
         raise DataError(str(error)) from error
+    except tf.errors.OpError as error:  # a damaged record of a packed folder
+        raise DataError(root_cause(error)) from error
 
 
 @functools.lru_cache(maxsize=4)

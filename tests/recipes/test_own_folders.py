@@ -75,6 +75,17 @@ def test_packed_folder_is_divided(tmp_path: Path) -> None:
     assert sizes(prepare(tmp_path / "packed", tmp_path)) == [[8, 8], [2, 2]]
 
 
+def test_damaged_record_of_a_packed_folder_is_named(tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    pipelines.pack_dataset(str(photos(tmp_path / "photos", "cat", "dog")), packed, num_workers=1)
+    (shard,) = packed.glob("*.tfrecord")
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    shard.write_bytes(data)
+    with pytest.raises(DataError, match=r"^\S*\.tfrecord: record at byte .* restore the file$"):
+        prepare(packed, tmp_path)
+
+
 def test_changed_files_are_packed_again(tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", "cat", "dog")
     prepare(source, tmp_path)
