@@ -28,7 +28,10 @@ def model() -> keras.Model:
     return model
 
 
-def test_failed_save_keeps_the_previous_model(tmp_path: Path, model: keras.Model) -> None:
+def test_failed_save_keeps_the_previous_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: keras.Model
+) -> None:
+    monkeypatch.chdir(tmp_path)  # one of the places to which it is saved instead
     path = tmp_path / "model.keras"
     assert disk_space.save_model(model, path) == (path, None)
     rows = np.ones((4, 3), "float32")

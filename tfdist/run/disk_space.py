@@ -58,11 +58,15 @@ def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
     except Exception as error:  # the system, h5py and zipfile raise different errors
         for place in (Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path("/dev/shm")):
             try:
-                elsewhere = Path(tempfile.mkdtemp(prefix="tfdist-", dir=place)) / path.name
-                with replacing(elsewhere) as file:
+                folder = Path(tempfile.mkdtemp(prefix="tfdist-", dir=place))
+            except OSError:
+                continue
+            try:
+                with replacing(folder / path.name) as file:
                     model.save(file)
             except Exception:
+                folder.rmdir()
                 continue
-            return elsewhere, error
+            return folder / path.name, error
         raise
     return path, None
