@@ -1,13 +1,18 @@
 """`write_shards`: writes a folder of shards from Python, record by record and atomically.
 
-A killed process leaves its hidden folder (`.NAME.writing-*`) behind, which is never read.
+A killed process leaves its hidden folder (`.NAME.writing-*`) behind, which is never read. The next
+writer on that host removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import itertools
+import os
 import shutil
+import socket
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -113,10 +118,41 @@ def _write_files(
 
 @contextlib.contextmanager
 def _hidden_folder_beside(directory: Path) -> Iterator[Path]:
-    """Creates a folder on the same file system and removes it at the end if it still exists."""
-    folder = directory.with_name(f".{directory.name}.writing-{uuid.uuid4().hex}")
+    """Creates a folder on the same file system and removes it at the end if it still exists.
+
+    Such folders of killed processes of this host, whose locks are free, are removed, too.
+    """
+    prefix = f".{directory.name}.writing-{socket.gethostname()}-"
+    for left in directory.parent.glob(f"{glob.escape(prefix)}*"):
+        with _locked(left) as is_free:
+            if is_free:
+                shutil.rmtree(left, ignore_errors=True)
+    own = uuid.uuid4().hex
+    folder = directory.with_name(f".{directory.name}.{own}")
     folder.mkdir()  # tempfile.mkdtemp would set a private mode, which the final folder would keep
     try:
-        yield folder
+        with _locked(folder):
+            # Other processes look for this name only, so that they never see it without its lock.
+            folder = folder.rename(directory.with_name(prefix + own))
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Locks a folder within the block, until the process ends for any reason.
+
+    Returns:
+        Whether it is locked: false if another process has locked it, or if the file system has no
+        locks for folders, such as NFS.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True

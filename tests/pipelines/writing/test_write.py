@@ -114,10 +114,11 @@ def test_interrupted_writing_leaves_nothing(tmp_path: Path, failure: type[BaseEx
     assert list(tmp_path.iterdir()) == []
 
 
-def test_killed_writing_leaves_no_folder(tmp_path: Path) -> None:
+def test_next_writer_removes_the_folder_of_a_killed_one(tmp_path: Path) -> None:
     python("-c", KILLED, str(tmp_path / "data"), code=-signal.SIGKILL)
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
     assert numbers.write(tmp_path / "data", num_records=10, num_shards=2).num_records == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_racing_writers_agree(tmp_path: Path) -> None:
