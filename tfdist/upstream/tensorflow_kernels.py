@@ -104,8 +104,8 @@ def gradients_of_biases_as_sums() -> Iterator[None]:
     """Computes the gradients of biases in half precision by `tf.reduce_sum`.
 
     In TensorFlow's kernel for GPUs, `BiasAddGrad`, blocks of threads add to the same half-precision
-    numbers by compare-and-swap. On an H200, it took 0.35 ms for 4,096 x 512 numbers in float16, and
-    a sum of as many in float32 took 0.03 ms. The sum accumulates in float32, as the kernel does.
+    numbers by compare-and-swap. In a transformer on an H200, a call took 0.35 ms, and other sums
+    over rows 0.03 ms. The sum accumulates in float32, as the kernel does within a block.
     """
     plain = gen_nn_ops.bias_add_grad
 
