@@ -207,7 +207,7 @@ def test_second_packer_raises(
             ["source", "--num-shards", "31"],
             "--num-shards: expected at most the number of examples, 30",
         ),
-        (["source", "--num-shards", "0"], "num_shards"),
+        (["source", "--num-shards", "0"], "--num-shards: expected a number above 0"),
         (["source", "--split", "train"], "--split: does not apply to images"),
         (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
         (
