@@ -253,14 +253,11 @@ def _brought(result: LoopResult, element: Element) -> LoopResult:
 
 def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
     """What has been done after one more step."""
-    checksum = result.checksum
-    if tf.get_static_value(element.checksum) != 0:  # without other workers, it is always 0
-        checksum = combined_checksum(checksum, element.checksum)
     return LoopResult(
         result.num_steps + 1,
         result.num_rows + tf.cast(element.num_rows, tf.int64),
         waited,
-        checksum,
+        combined_checksum(result.checksum, element.checksum),
         result.num_read,
     )
 
