@@ -210,7 +210,7 @@ def _encoded(
     location: str, columns: Mapping[str, np.ndarray], held_out: Mapping[str, np.ndarray],
     names: list[str], label: str, task: str,
 ) -> Table:  # fmt: skip
-    numbers = tuple(n for n in names if columns[n].dtype.kind in "biuf")
+    numbers = tuple(n for n in names if _is_number(columns[n]))
     texts = {n: tuple(sorted(set(columns[n]))) for n in names if n not in numbers}
     if not names:
         raise DataError(

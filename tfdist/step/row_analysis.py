@@ -31,14 +31,17 @@ from tfdist.step.row_rules import (
     OF_SELECTED_SIZES,
     RULES,
 )
-from tfdist.upstream.tensorflow_graphs import function_graph, has_custom_gradient
+from tfdist.upstream.tensorflow_graphs import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    function_graph,
+    has_custom_gradient,
+)
 
 #: Passes through the body of a loop until the classes of its variables have to settle.
 _MAX_PASSES = 8
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_LOOPS = ("While", "StatelessWhile")
 #: Kinds that few rules know: the types of operations whose rules do.
 _SPECIAL = (
     (Kind.ROUND, OF_ROUNDS), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
@@ -94,11 +97,11 @@ class RowAnalysis:
     def _of_op(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
         if (found := of_row(values)) is not None:
             return [found] * len(op.outputs)
-        if op.type in _CALLS:
+        if op.type in CALLS:
             return self._of_function(op, "f", values)
-        if op.type in _BRANCHES:
+        if op.type in BRANCHES:
             return self._of_branches(op, values)
-        if op.type in _LOOPS:
+        if op.type in LOOPS:
             return self._of_loop(op, values)
         if op.type == "IdentityN":
             return _of_custom_gradient(op, values)

@@ -25,6 +25,8 @@ from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
 from tfdist.step.size_placement import has_gpus
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream.tensorflow_graphs import (
+    BRANCHES,
+    LOOPS,
     calls_as_traced,
     functions_kept_whole,
     kinds_of,
@@ -37,8 +39,8 @@ logger = logging.getLogger(__name__)
 #: Operations that have state but change none, wherever and however often they run.
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "Assert"}
 
-#: Loops and branches: the graph optimizer lowers them to merges, which no function can hold.
-_BRANCHES = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
+#: The graph optimizer lowers them to merges, which no function can hold.
+_CONTROL_FLOW = {*BRANCHES, *LOOPS}
 
 _NOT_INLINED = {"_noinline": True, "_nospecialize": True}
 
@@ -149,7 +151,7 @@ class SharedTrace:
             if tensor.dtype == tf.resource:
                 raise NotShareableError("the function uses a resource that is not a variable")
         kinds = kinds_of(graph)
-        if branches := kinds & _BRANCHES:
+        if branches := kinds & _CONTROL_FLOW:
             raise NotShareableError(
                 f"the function has control flow ({', '.join(sorted(branches))})"
             )

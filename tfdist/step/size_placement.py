@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
+from tfdist.upstream.tensorflow_graphs import BRANCHES, CALLS, LOOPS
 from tfdist.upstream.tensorflow_kernels import outputs_in_host_memory
 
 _Result = TypeVar("_Result")
@@ -23,16 +24,7 @@ _Result = TypeVar("_Result")
 _MAX_ELEMENTS = 64
 
 #: Operations without kernels of their own, which are replaced by the bodies of functions.
-_CALLS = {
-    "Case",
-    "If",
-    "PartitionedCall",
-    "StatefulPartitionedCall",
-    "StatelessCase",
-    "StatelessIf",
-    "StatelessWhile",
-    "While",
-}
+_CALLS = {*CALLS, *BRANCHES, *LOOPS}
 
 
 def has_gpus() -> bool:

@@ -24,7 +24,11 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 
 from tfdist.upstream.patching import replaced
 
-#: Operations that call functions; they are stateful if the functions are.
+#: Operations that call functions.
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+LOOPS = ("While", "StatelessWhile")
+#: Those of them that are stateful if their functions are.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case"}
 
 
