@@ -19,6 +19,7 @@ from rich.table import Table
 
 from pipelines import flag_errors
 from pipelines.errors import DataError
+from pipelines.flag_help import HelpFormatter
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index
 from pipelines.quiet import quieten_tensorflow
@@ -36,6 +37,7 @@ def parser(module: str, description: str) -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
         print_config=None,
+        formatter_class=HelpFormatter,
         # The command's own defaults apply to flags that are not given.
         argument_default=argparse.SUPPRESS,
     )

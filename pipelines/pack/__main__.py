@@ -167,7 +167,7 @@ def _add_source_flags(parser: ArgumentParser) -> None:
     """Adds the flags that only some sources accept, by the names in `sources.source.Options`."""
     group = parser.add_argument_group("options of some sources")
     group.add_argument("--split", help="tfds, cifar, celeba, imagenet: train, test, ...")
-    group.add_argument("--data-dir", help="tfds: folder of prepared data sets; no download")
+    group.add_argument("--data-dir", metavar="DIR", help="tfds: folder of prepared data sets")
     group.add_argument("--label", help="tables: the column of class names")
     group.add_argument(
         "--fill",

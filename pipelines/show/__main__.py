@@ -67,11 +67,16 @@ def _parser() -> ArgumentParser:
         help="PNG to write; default: DIR.png beside a local folder",
     )
     parser.add_argument(
-        "--num-images", type=NonNegativeInt, default=36, help="images on the contact sheet"
+        "--num-images",
+        type=NonNegativeInt,
+        metavar="N",
+        default=36,
+        help="images on the contact sheet",
     )
     parser.add_argument(
         "--num-records",
         type=PositiveInt,
+        metavar="N",
         default=10_000,
         help="records in which labels are counted, taken from the beginning of each shard",
     )

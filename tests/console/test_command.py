@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonargparse.typing import PositiveInt
 
 import pipelines
 from tests.support import ROOT
@@ -86,12 +87,16 @@ def test_help_says_only_what_users_understand() -> None:
     parser.add_argument("names", nargs="*", help="names; default: all")
     parser.add_argument("--half", type=even, help="half of it (of the whole)")
     parser.add_argument("--name", type=str, help="a name")
-    parser.add_argument("--number", type=even, default=4, help="a number")
+    parser.add_argument("--number", type=PositiveInt, default=4, help="a number")
+    parser.add_argument("--on", action="store_true", help="a switch")
+    parser.add_argument("--some", nargs="+", default=["a", "b"], help="some")
     shown = parser.format_help()
     assert "names; default: all\n" in shown
     assert "half of it (of the whole)\n" in shown
-    assert "a name (type: str)" in shown
-    assert "a number (default: 4)" in shown
+    assert "a name\n" in shown
+    assert "a number (default: 4)\n" in shown
+    assert "a switch\n" in shown
+    assert "some (default: a, b)\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from tfdist.console import shadowed_packages, tracebacks
 from tfdist.errors import REQUEUE, ConfigurationError, Preempted, TfdistError, did_you_mean
@@ -66,28 +66,6 @@ def _run(main: Callable[[], int | None]) -> int:
         return 1
 
 
-class HelpFormatter(DefaultHelpFormatter):
-    """Jsonargparse's help without parts that are uninformative or wrong.
-
-    These are `default: null`, functions as types, and `required` for arguments that may be absent.
-    """
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text = super()._expand_help(action)
-        # The text may end with `(required, type: INT, default: 3)`, or some of these.
-        found = re.search(r"^(.*?)\s*\(([^()]*)\)$", text, flags=re.S)
-        if not found:
-            return text
-        parts = [part for part in found[2].split(", ") if not _is_uninformative(part)]
-        if action.nargs in ("*", "?"):
-            parts = [part for part in parts if part != "required"]
-        return f"{found[1]} ({', '.join(parts)})" if parts else found[1]
-
-
-def _is_uninformative(part: str) -> bool:
-    return part == "default: null" or part.startswith("type: <function")
-
-
 def parser(program: str, description: str) -> ArgumentParser:
     """Returns an empty parser for `parse`; add arguments as in argparse.
 
@@ -95,6 +73,8 @@ def parser(program: str, description: str) -> ArgumentParser:
         program: Name of the command in the usage line.
         description: Description of the command.
     """
+    from pipelines.flag_help import HelpFormatter  # after `shadowed_packages.put_first`
+
     return ArgumentParser(
         prog=program,
         description=description,
