@@ -243,7 +243,7 @@ def _planned(name: str, side: int, classes: int, batch: int, devices: int, strat
         table = Path(folder, "plan.csv")
         command = [sys.executable, "-m", "tfdist.plan", "memory", "--model", name]
         command += ["--input", f"{side},{side},3", "--classes", str(classes)]
-        command += ["--batch", str(batch), "--devices", str(devices), "--strategy", strategy]
+        command += ["--batch-size", str(batch), "--devices", str(devices), "--strategy", strategy]
         subprocess.run([*command, "--table", str(table)], check=True, stdout=sys.stderr)
         with table.open() as file:
             return max(sizes.num_bytes(row["total"]) for row in csv.DictReader(file))

@@ -101,7 +101,9 @@ def test_largest_batch_fits_and_the_next_does_not(step: ReplicatedStep) -> None:
 
 def test_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "memory.csv"
-    line = "memory --model cnn --input 16,16,3 --batch 64 --devices 2 --precision mixed_float16"
+    line = (
+        "memory --model cnn --input 16,16,3 --batch-size 64 --devices 2 --precision mixed_float16"
+    )
     assert plan.main([*line.split(), "--card", "4GB", "--table", str(table)]) == 0
     assert "global batch of 64" in capsys.readouterr().out
     with table.open() as file:
@@ -149,7 +151,7 @@ def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> Non
     network = Network("cnn", (16, 16, 3), 10)
     (planned,) = ReplicaPlanner(ReplicatedStep(network), "one_device", 1).devices(64)
     assert 0.67 < step_graph.grappler_estimate(network, 64) / planned.total < 1.5
-    line = ["memory", "--model", "mlp", "--input", "64", "--batch", "8", "--grappler"]
+    line = ["memory", "--model", "mlp", "--input", "64", "--batch-size", "8", "--grappler"]
     assert plan.main(line) == 0
     assert "Grappler's estimate for one device with a batch of 8: " in capsys.readouterr().out
 

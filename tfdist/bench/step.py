@@ -52,7 +52,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--precision", choices=list(PRECISIONS), default="float32", help="number format"
     )
     parser.add_argument(
-        "--batch", type=PositiveInt, metavar="N", help="global batch size (default: the network's)"
+        "--batch-size",
+        "--batch",
+        type=PositiveInt,
+        metavar="N",
+        help="global batch size (default: the network's)",
     )
     parser.add_argument(
         "--steps", type=PositiveInt, metavar="N",
@@ -70,7 +74,7 @@ def run(
     what: Sequence[str],
     replicas: Sequence[int],
     precision: str,
-    batch: int | None,
+    batch_size: int | None,
     steps: int | None,
     profile: bool,
     rounds: int,
@@ -91,11 +95,11 @@ def run(
     num_rounds = _SMOKE_ROUNDS if smoke else rounds
     if "checks" in what:
         what = [method for method in what if method != "checks"]
-        options = (precision, batch, steps, smoke, num_rounds)
+        options = (precision, batch_size, steps, smoke, num_rounds)
         for model in models:  # in new processes, as `checks` needs two workers
             results.append(tfdist.notebook_launch(_compare_checks, args=(model, *options)))
             _show(results[-1], output)
-    cases = _cases(models, replicas, precision, batch, steps, smoke)
+    cases = _cases(models, replicas, precision, batch_size, steps, smoke)
     if profile:
         from tfdist.bench import step_profile
 

@@ -51,7 +51,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
     networks.add_arguments(parser)
     parser.add_argument(
-        "--batch", type=PositiveInt, default=256, metavar="N", help="global batch size"
+        "--batch-size",
+        "--batch",
+        type=PositiveInt,
+        default=256,
+        metavar="N",
+        help="global batch size",
     )
     parser.add_argument(
         "--devices", type=PositiveInt, default=1, metavar="N", help="number of devices"
@@ -98,7 +103,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(
-    batch: int,
+    batch_size: int,
     devices: int,
     servers: int,
     strategy: Sequence[str] | None,
@@ -130,13 +135,13 @@ def run(
             "devices, but --devices is 1. Use --devices 2 or more."
         )
     planners = _planners(chosen, names, layouts, devices, servers)
-    _show(planners, batch, capacity, table)
+    _show(planners, batch_size, capacity, table)
     if grappler:
         from tfdist.plan import step_graph
 
         tables.text(
-            f"Grappler's estimate for one device with a batch of {batch}: "
-            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch))}. It does not "
+            f"Grappler's estimate for one device with a batch of {batch_size}: "
+            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch_size))}. It does not "
             "include the overhead of the allocator, or variables that a step does not read."
         )
 

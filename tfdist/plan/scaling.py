@@ -33,7 +33,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
     networks.add_arguments(parser)
     parser.add_argument(
-        "--batch", type=PositiveInt, default=32, metavar="N", help="batch size of each worker"
+        "--batch-size",
+        "--batch",
+        type=PositiveInt,
+        default=32,
+        metavar="N",
+        help="batch size of each worker",
     )
     parser.add_argument(
         "--workers", default="1..256", metavar="N..N",
@@ -84,7 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(
-    batch: int,
+    batch_size: int,
     workers: str,
     bandwidth: str,
     latency: str,
@@ -117,10 +122,10 @@ def run(
 
     from tfdist.plan import step_profile
 
-    one = step_profile.read(profile) if profile else step_profile.measure(chosen, batch)
+    one = step_profile.read(profile) if profile else step_profile.measure(chosen, batch_size)
     if save_profile:
         step_profile.write(one, save_profile)
-    plan = Plan(one, wires, bucket_mb * 2**20, compression, batch)
+    plan = Plan(one, wires, bucket_mb * 2**20, compression, batch_size)
     steps = {name: [plan.step(name, number) for number in numbers] for name in names}
     plan.show(steps, numbers, table)
     if chart:
