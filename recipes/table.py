@@ -44,6 +44,7 @@ _SUFFIXES = (".csv", ".tsv", ".parquet")
 _LABELS = ("label", "target", "class", "y")  # names of the column to predict, if none is given
 _MAX_CLASSES = 50  # an integer column with more distinct values is a quantity
 _MAX_TEXTS = 0.5  # a column with more texts is not one of numbers
+_NTH = 5  # every n-th row is held out, unless there is a split for it
 _UNKNOWN = 0  # code of words that are not in the training rows
 
 
@@ -194,12 +195,15 @@ def _read(location: str, label: str | None, task: str, ignore: tuple[str, ...]) 
         raise DataError(
             f"--data {location}: the validation split has no column {sorted(other)[0]!r}."
         )
+    _check_lengths(
+        location, len(columns[label]), None if held_out is None else len(held_out[label])
+    )
     for rows in (columns, held_out or {}):
         _check_values(location, {n: rows[n] for n in names if n in rows}, label)
     if held_out is not None:
         _check_kinds(location, columns, held_out, [n for n in names if n != label])
     if held_out is None:
-        is_held_out = np.arange(len(columns[label])) % 5 == 4
+        is_held_out = np.arange(len(columns[label])) % _NTH == _NTH - 1
         order = np.random.default_rng(0).permutation(len(is_held_out))
         held_out = {n: columns[n][order][is_held_out] for n in names}
         columns = {n: columns[n][order][~is_held_out] for n in names}
@@ -250,6 +254,18 @@ def _encoded(
         }
 
     return Table(rows(columns), rows(held_out), numbers, texts, label, classes)
+
+
+def _check_lengths(location: str, num_rows: int, num_held_out: int | None) -> None:
+    """Raises `DataError` if a split would be empty."""
+    if num_held_out is None and num_rows < _NTH:
+        raise DataError(
+            f"--data {location}: has {num_rows} rows, of which every fifth is held out for "
+            f"validation. Use at least {_NTH} rows, or a folder with train.csv and validation.csv."
+        )
+    if 0 in (num_rows, num_held_out):
+        name = "validation" if num_rows else "training"
+        raise DataError(f"--data {location}: the {name} split has no rows. Add at least one.")
 
 
 def _is_number(column: np.ndarray) -> bool:

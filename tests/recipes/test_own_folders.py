@@ -213,7 +213,11 @@ def test_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
         ([], "class\na\nb\n" * 3, "'class' is the only column"),
         ([], "x,y\n" + "1,only\n" * 9, r"column 'y' has 1 class \['only'\]"),
         ([], "x,y\n" + "1,2\n" * 9 + "1,\n", "'y' has no finite number in 1 rows; row 10 below"),
-        ([], "x,y\n1,a\ninf,b\n", "column 'x' has no finite number in .* row 2 below"),
+        (
+            [],
+            "x,y\n1,a\ninf,b\n" + "3,b\n" * 3,
+            "column 'x' has no finite number in .* row 2 below",
+        ),
         ([], "x,y\n1,a\n2\n", r"t\.csv: cannot be read as a table: .*Row #3: Expected 2 col"),
         ([], "x,x,y\n1,2,a\n2,3,b\n", r"t\.csv: has several columns 'x'"),
     ],
@@ -244,6 +248,23 @@ def test_invalid_tables_raise(words: list[str], text: str, message: str, tmp_pat
 def test_missing_column_is_named(files: tuple[str, str], message: str, tmp_path: Path) -> None:
     (tmp_path / f"{files[0]}.csv").write_text("x,z,y\n1,2,a\n2,3,b\n")
     (tmp_path / f"{files[1]}.csv").write_text("z,y\n1,a\n2,b\n")
+    with pytest.raises(DataError, match=message):
+        table._read(str(tmp_path), None, "auto", ())
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"train": 4}, "has 4 rows, .* every fifth is held out .* at least 5"),
+        ({"train": 4, "validation": 0}, "the validation split has no rows"),
+        ({"train": 0, "validation": 4}, "the training split has no rows"),
+    ],
+)
+def test_table_without_rows_for_a_split_is_refused(
+    rows: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    for name, number in rows.items():
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "1,a\n2,b\n" * (number // 2))
     with pytest.raises(DataError, match=message):
         table._read(str(tmp_path), None, "auto", ())
 
