@@ -39,6 +39,7 @@ def test_devices_are_a_number_or_names() -> None:
         ("max_time", ""),
         ("max_time", "0s"),
         ("checkpoint_every", "0s"),
+        ("checkpoint_every", "10s5m"),
         ("checkpoint_every", "0h0m"),
         ("checkpoint_every", "-10m"),
         ("checkpoint_every", 0),

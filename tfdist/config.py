@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     BeforeValidator,
@@ -29,6 +30,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from tfdist import cluster
 from tfdist.console import durations, sizes
@@ -44,12 +46,10 @@ else:
     ModelName = Literal[tuple(MODELS)]
     StrategyName = Literal[tuple(STRATEGIES)]
 
-#: A time such as `2h`, `1h30m` or `90s`, but not `0s`.
-_TIME = r"^(\d+[dhms])*0*[1-9]\d*[dhms](\d+[dhms])*$"
 _STAGE = r"^[1-9]\d*:[1-9]\d*$"
 _PATIENCE = r"^[^:]+:[1-9]\d*$"
 #: A value that matches each pattern, for messages.
-EXAMPLES = {_TIME: "10m", _STAGE: "32:3", _PATIENCE: "val_loss:5"}
+EXAMPLES = {_STAGE: "32:3", _PATIENCE: "val_loss:5"}
 
 
 def default_data_dir() -> str:
@@ -68,6 +68,17 @@ def seconds_of(time: object) -> object:
     if (seconds := durations.seconds(time.strip())) is None:
         raise ValueError(f"expected a time like 90s, 30m, 2h or 1h30m, got {time!r}.")
     return seconds
+
+
+def checked_time(text: str) -> str:
+    """Returns a time such as `2h`, `1h30m` or `90s`.
+
+    Raises:
+        PydanticCustomError: It is 0, or the syntax is invalid.
+    """
+    if not durations.seconds(text):
+        raise PydanticCustomError("time", "a value like 10m or 1h30m")
+    return text
 
 
 def bytes_of(size: object) -> object:
@@ -274,7 +285,7 @@ class Saving(BaseModel):
     """How a run is saved and resumed."""
 
     checkpoint_every: (
-        Literal["epoch", "never"] | PositiveInt | Annotated[str, Field(pattern=_TIME)]
+        Literal["epoch", "never"] | PositiveInt | Annotated[str, AfterValidator(checked_time)]
     ) = Field(
         "epoch",
         description="epoch, a number of steps, or a time (10m); also saves when the run is stopped",
