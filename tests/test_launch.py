@@ -348,6 +348,8 @@ def test_script_may_have_a_double_dash_among_its_arguments(tmp_path: Path) -> No
         (["--name", "own"], "--name has no effect without"),
         (["--image", "own", "--print-slurm"], "--image has no effect without --print-k8s"),
         (["--strategy", "mirrored"], "'mirrored' is a single-process strategy"),
+        (["not-there.py", "--flag"], "not-there.py: there is no such script. Give its path from"),
+        (["--", "python3", "-u", "not-there.py"], "not-there.py: there is no such script."),
         (["--", "/not/there"], "Cannot start '/not/there' (No such file or directory)"),
     ],
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.messages import SECRET, secret_environ
@@ -150,9 +152,22 @@ def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | 
         for process in running:
             print(f"[{process.name}] {process.line()}")
         return None
+    if options.on or not options.hosts:
+        _check_script(options.command)
     # The launchers of several hosts cannot share a new secret, so users set one.
     secret = {} if options.on else secret_environ()
     return processes.run(running, grace=options.grace, environ=secret, **how)
+
+
+def _check_script(command: Sequence[str]) -> None:
+    """Raises an error if the script of `python SCRIPT` does not exist on this host."""
+    interpreter, *words = command
+    script = next((word for word in words if word != "-u"), "-")
+    is_python = re.fullmatch(r"python[\d.]*", Path(interpreter).name)
+    if is_python and not script.startswith("-") and not Path(script).exists():
+        raise ConfigurationError(
+            f"{script}: there is no such script. Give its path from {Path.cwd()}."
+        )
 
 
 def _run_workers(
