@@ -283,4 +283,5 @@ def test_failed_checkpoint_write_warns_or_stops(
         assert len(trainer.model.history.epoch) == 2
         lines = capfd.readouterr().err.splitlines()
         assert ["Could not write a checkpoint" in line for line in lines] == [True, True]
+        assert not any("Training continues" in line for line in lines)  # both epochs have ended
     assert len(Store(tmp_path / "folder").places()) == 1

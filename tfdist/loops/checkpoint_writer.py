@@ -122,7 +122,8 @@ class CheckpointWriter:
             line = f"{self._failed(error)}. "
             if self._settings.on_error == "stop":
                 raise ConfigurationError(f"{line}Earlier checkpoints are intact.") from error
-            say(f"{line}Training continues; earlier checkpoints are intact.")
+            ends = job is None or is_last
+            say(f"{line}{'' if ends else 'Training continues. '}Earlier checkpoints are intact.")
         if job is None:
             return
         if not self.is_joint:
