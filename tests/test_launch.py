@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.starting import SECONDS, launch, launch_program, program, run, start
+from tests.support.starting import ENVIRON, SECONDS, launch, launch_program, program, run, start
+from tests.support.waiting import wait_for
 from tfdist.errors import REQUEUE
 from tfdist.launch import main, with_strategy
 from tfdist.launcher.options import parse
@@ -140,13 +141,17 @@ def test_reports_the_signal_that_killed_a_worker(tmp_path: Path) -> None:
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, REQUEUE), (signal.SIGKILL, -9)],
 )
-def test_no_process_outlives_the_launcher(tmp_path: Path, number: int, code: int) -> None:
+def test_no_process_and_no_file_outlives_the_launcher(
+    number: int, code: int, tmp_path: Path
+) -> None:
     path = program(tmp_path, f"{LINGERS}\ntime.sleep(600)")
-    with start("--", sys.executable, path) as process:
+    env = ENVIRON | {"TMPDIR": str(tmp_path)}
+    with start("--", sys.executable, path, env=env) as process:
         ids = ids_of(process, num_workers=2)
         process.send_signal(number)
         assert process.wait(SECONDS) == code
         assert gone(ids)
+        wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
 
 
 def test_terminates_children_of_successful_workers(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def wait_for_line(process: subprocess.Popen[str], begin: str) -> str:
     raise AssertionError(f"the process printed no line that begins with {begin!r}")
 
 
-def start(*arguments: str, cwd: Path | None = None) -> Any:
+def start(*arguments: str, **options: Any) -> Any:
     """Starts the launch command with its output piped."""
-    return piped(*command(*arguments), cwd=cwd)
+    return piped(*command(*arguments), **options)
 
 
 def launch(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,11 +23,11 @@ MARK = "TFDIST_LAUNCH"
 
 
 @contextlib.contextmanager
-def watching(mark: str) -> Iterator[None]:
-    """Kills every process with the mark when the block or this process ends."""
+def watching(mark: str, *folders: str) -> Iterator[None]:
+    """When the block or this process ends, kills processes with the mark, and removes folders."""
     with subprocess.Popen(
         # Run as a file without its folder on the path, because tfdist may not be installed.
-        [sys.executable, "-P", __file__, mark],
+        [sys.executable, "-P", __file__, mark, *folders],
         stdin=subprocess.PIPE,
         start_new_session=True,  # not affected by signals from the terminal
     ):
@@ -58,3 +59,5 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
 if __name__ == "__main__":
     sys.stdin.read()
     kill_marked(sys.argv[1])
+    for folder in sys.argv[2:]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -434,13 +434,13 @@ def started(
         LaunchError: A program cannot be started.
     """
     mark = uuid.uuid4().hex
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-        shared = {**environ, **marked(mark), waiting.FOLDER: folder}
-        children = [LocalChild(process, shared, streams or Streams()) for process in processes]
-        try:
-            with watching(mark), Children(children, grace, restarts, folder) as group:
-                group.start()
-                yield group
-        finally:  # after all processes have ended, so that no pipe is open
-            for child in children:
-                child.finish()
+    folder = tempfile.mkdtemp(prefix="tfdist-")
+    shared = {**environ, **marked(mark), waiting.FOLDER: folder}
+    children = [LocalChild(process, shared, streams or Streams()) for process in processes]
+    try:
+        with watching(mark, folder), Children(children, grace, restarts, folder) as group:
+            group.start()
+            yield group
+    finally:  # after all processes have ended, so that no pipe is open
+        for child in children:
+            child.finish()
