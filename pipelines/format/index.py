@@ -113,7 +113,7 @@ def load_index(directory: str | AnyPath) -> Index:
     path = storage.at(directory) / INDEX_NAME
     try:
         return Index.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path}: expected the index of a folder of shards, found no such file; check the "
             "path, or create the index of existing shards with python -m pipelines.index"

@@ -153,8 +153,10 @@ def existing_index(directory: AnyPath, expected_attributes: Mapping[str, object]
         The index, or None if the folder is missing or empty.
 
     Raises:
-        DataError: The folder contains something else.
+        DataError: The folder contains something else, or is a file.
     """
+    if isinstance(directory, Path) and directory.is_file():
+        raise DataError(f"{directory}: expected a folder, found a file; choose another path")
     if not _is_occupied(directory):
         return None
     if not (directory / INDEX_NAME).is_file():

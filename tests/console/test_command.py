@@ -108,6 +108,13 @@ def test_help_says_only_what_users_understand() -> None:
             "--trials: expected a number above 0, got 0",
         ),
         (["search", "--over", "a=1", "--seed", "x"], "--seed: expected an integer, got 'x'"),
+        ([], "a subcommand is missing: expected one of batch-size, lr, search\n"),
+        (["serch"], "expected one of batch-size, lr, search, got 'serch'. Did you mean search?"),
+        (
+            ["search", "--over", "a=1", "--sampler", "TPE"],
+            "--sampler: expected one of tpe, random, grid, got 'TPE'. Did you mean tpe?",
+        ),
+        (["batch-size", "--from", "9", "--most", "8"], "--most must be at least --from"),
         (["search", "--ovr", "a=1"], "Did you mean --over?\npython -m tfdist.tune search --help"),
     ],
 )

@@ -86,14 +86,15 @@ def test_command_writes_table_and_chart(tmp_path: Path, capsys: pytest.CaptureFi
     ("flags", "message"),
     [
         (["--workers", "0..4"], "--workers 0..4: expected 1..256"),
-        (["--latency", "20"], "'20': expected a time like 20us"),
-        (["--bandwidth", "25"], "'25': expected a bandwidth"),
+        (["--workers", "8..1"], "--workers 8..1: expected 1..256"),
+        (["--latency", "20"], "--latency '20': expected a time like 20us"),
+        (["--bandwidth", "25"], "--bandwidth '25': expected a bandwidth"),
         (
             ["--strategy", "pipeline"],
             "--strategy pipeline: its scaling cannot be predicted, because its stages",
         ),
         (["--strategy", "rign"], "Did you mean ring?"),
-        (["--profile", "none.json"], "none.json: expected a file from --save-profile"),
+        (["--profile", "none.json"], "--profile none.json: there is no such file"),
     ],
 )
 def test_invalid_flags_raise(

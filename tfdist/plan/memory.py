@@ -123,7 +123,7 @@ def run(
         ConfigurationError: A flag has an invalid value.
     """
     table_files.check(table, ".md", ".csv")
-    capacity = None if card is None else sizes.num_bytes(card) - sizes.num_bytes(reserve)
+    capacity = None if card is None else _capacity(card, reserve)
     chosen = networks.from_flags(**network)
     names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
     if "all" in names:
@@ -144,6 +144,17 @@ def run(
             f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch_size))}. It does not "
             "include the overhead of the allocator, or variables that a step does not read."
         )
+
+
+def _capacity(card: str, reserve: str) -> int:
+    """Returns the bytes of a device that are available for tensors."""
+    reserved = networks.parsed("--reserve", sizes.num_bytes, reserve)
+    if (capacity := networks.parsed("--card", sizes.num_bytes, card) - reserved) > 0:
+        return capacity
+    raise ConfigurationError(
+        f"--card {card}: not more than --reserve {reserve}, so nothing is left for tensors. Use "
+        "a larger --card, with a unit as in 24GB, or a smaller --reserve."
+    )
 
 
 def _layouts(

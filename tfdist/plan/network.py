@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import yaml
@@ -18,6 +18,8 @@ from tfdist.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import keras
+
+Number = TypeVar("Number", int, float)
 
 #: Networks of `tfdist.models` that are not image classifiers.
 _OTHERS = ("autoencoder", "gpt", "unet")
@@ -132,6 +134,18 @@ def add_arguments(parser: ArgumentParser, precision: bool = True) -> None:
         parser.add_argument(
             "--precision", choices=choices("precision"), default="float32", help="number format"
         )
+
+
+def parsed(flag: str, parse: Callable[[str], Number], text: str) -> Number:
+    """Returns the number that a flag's value describes.
+
+    Raises:
+        ConfigurationError: The value is malformed; the message names the flag.
+    """
+    try:
+        return parse(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{flag} {error}") from None
 
 
 def from_flags(

@@ -115,8 +115,14 @@ def run(
     table_files.check(chart, ".png")
     table_files.check(save_profile, ".json")
     numbers, names = _numbers(workers), _exchanges(strategy)
-    outer = Link(PAYLOAD * sizes.bytes_per_second(bandwidth), durations.short_seconds(latency))
-    inner = Link(sizes.bytes_per_second(inner_bandwidth), durations.short_seconds(inner_latency))
+    outer = Link(
+        PAYLOAD * networks.parsed("--bandwidth", sizes.bytes_per_second, bandwidth),
+        networks.parsed("--latency", durations.short_seconds, latency),
+    )
+    inner = Link(
+        networks.parsed("--inner-bandwidth", sizes.bytes_per_second, inner_bandwidth),
+        networks.parsed("--inner-latency", durations.short_seconds, inner_latency),
+    )
     wires = Wires(outer, inner, per_host, servers)
     chosen = networks.from_flags(**network)
 
@@ -218,8 +224,8 @@ def _numbers(text: str) -> list[int]:
             numbers = [int(part) for part in text.split(",")]
         else:
             first, last = map(int, text.split(".."))
-            numbers = [first]
-            while first > 0 and numbers[-1] < last:
+            numbers = [first] if first <= last else []
+            while 0 < first <= last and numbers[-1] < last:
                 numbers.append(min(2 * numbers[-1], last))
         if min(numbers) > 0:
             return numbers

@@ -151,6 +151,10 @@ def read(path: str) -> Profile:
         found = Profile(**json.loads(Path(path).read_text("utf-8")))
         if min(found) >= 0 < found.seconds:
             return found
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"--profile {path}: there is no such file. Write one with --save-profile."
+        ) from None
     except (OSError, ValueError, TypeError):
         pass
     raise ConfigurationError(

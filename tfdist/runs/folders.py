@@ -71,6 +71,10 @@ def read(path: AnyPath) -> Run:
         sizes = _sizes(path)
         epochs = read_epochs(path) if "metrics.jsonl" in sizes else []
         state = "running" if lock_of(str(path)).is_held() else "stopped"
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"{path} is not a run folder: there is no such folder, or it has no config.yaml"
+        ) from None
     except (OSError, yaml.YAMLError, pipelines.DataError) as error:
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"{path} is not a run folder: {reason}") from None

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.console import tables
-from tfdist.errors import LaunchError
+from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.tune.trial_process import last_error
 
 DESCRIPTION = "finds the largest global batch that fits into memory, with a process for each trial"
@@ -70,7 +70,10 @@ def run(
 
     Raises:
         LaunchError: The first batch does not fit, or training fails for another reason.
+        ConfigurationError: The largest batch size is smaller than the first.
     """
+    if most < first:
+        raise ConfigurationError(f"--from {first} --most {most}: --most must be at least --from.")
     tried: list[tuple[int, Outcome]] = []
 
     def fits(batch: int) -> bool:

@@ -233,6 +233,17 @@ def test_invalid_input_is_reported(
     assert not (tmp_path / "packed").exists()
 
 
+def test_a_file_is_no_folder(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.csv"
+    file.write_text("")
+    assert run(source, file) == 1
+    assert "file.csv: expected a folder, found a file" in capsys.readouterr().err
+    with pytest.raises(pipelines.DataError, match=r"file\.csv/index\.json: .* found no such file"):
+        pipelines.load_index(file)
+
+
 @pytest.mark.parametrize(
     ("count", "num_bytes", "expected"),
     [(5, 100, 1), (200, 10**5, 2), (1000, 10**5, 10), (20000, 10**5, 21), (3, 4 * 10**7, 3)],
