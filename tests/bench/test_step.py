@@ -39,7 +39,7 @@ def test_help_of_one_benchmark_needs_no_tensorflow(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["stap"], "stap"),
-        (["step", "--models", "vgg"], "'mlp', 'cnn', 'resnet'"),
+        (["step", "--models", "vgg"], "mlp, cnn, resnet"),
         (["step", "--rounds", "0"], "rounds"),
     ],
 )

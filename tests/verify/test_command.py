@@ -108,7 +108,7 @@ def test_inexact_strategy_raises() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--strategy", "mirored"], "'mirrored'"),
+        (["--strategy", "mirored"], "Did you mean mirrored?"),
         (["--strategy", "towers", "--num-workers", "2"], "--devices"),
         (["--num-workers", "0"], "--num-workers: expected"),
     ],
