@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
+from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
+import tfdist
 from tests.support.starting import python
+from tests.support.waiting import wait_for
 from tfdist.errors import REQUEUE, Preempted
 from tfdist.loops import interrupts
+from tfdist.loops.data_handler import DataHandler
 
 INTERRUPT, TERMINATE, REQUESTED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
 
@@ -71,6 +79,29 @@ def test_preemption_outside_of_training_raises_once() -> None:
 def test_preempted_script_exits_with_the_requeue_code() -> None:
     assert REQUEUE == 128 + signal.SIGUSR1
     python("-c", "from tfdist.errors import Preempted; raise Preempted", code=REQUEUE)
+
+
+def test_iterator_does_not_outlive_the_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for its threads, which may call Python, while the interpreter ends."""
+    iterators = []
+    begin_epoch = DataHandler.begin_epoch
+
+    def noting(self: DataHandler, step: int) -> Any:
+        iterator = begin_epoch(self, step)
+        iterators.append(weakref.ref(iterator))
+        return iterator
+
+    monkeypatch.setattr(DataHandler, "begin_epoch", noting)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    stop = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda *_, **__: os.kill(os.getpid(), INTERRUPT)
+    )
+    data = tf.data.Dataset.from_tensors((np.ones((2, 1)), np.ones((2, 1)))).repeat(8)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        tfdist.Trainer(model, strategy="one_device").fit(data, verbose=0, callbacks=[stop])
+    wait_for(lambda: iterators[-1]() is None)
+    assert raised.tb  # its frames still exist, as when Python prints it
 
 
 def test_user_handlers_are_kept() -> None:

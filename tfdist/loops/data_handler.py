@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import threading
 import types
 import warnings
 import weakref
@@ -207,6 +208,15 @@ class DataHandler:
         if self.num_batches is not None:
             left = min(requested, -(-self.num_batches // at_once) * at_once - num_done)
         return left if self._size is None else min(left, self._size - self._taken - num_done)
+
+    def discard_iterator(self) -> None:
+        """Deletes the iterator in a thread, after the Python functions that it is calling.
+
+        The interpreter waits for this thread before it ends. Deleted later, the iterator would wait
+        forever for Python functions in its own threads.
+        """
+        iterators, self._iterator = [self._iterator], None
+        threading.Thread(target=iterators.clear).start()
 
     def end_epoch(self, num_done: int, exhausted: bool, stopped: bool = False) -> None:
         """Records how many batches an epoch took, and whether the data ended.

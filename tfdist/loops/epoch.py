@@ -344,6 +344,8 @@ def run(
         if (pending := int(all_workers[:, 3].max())) != 0:
             for observer in observers:
                 observer.interrupted()
+            del iterator
+            data.discard_iterator()
             raise interrupts.stop(pending)
         per_call.num_steps, stopped = int(all_workers[0, 0]), bool(all_workers[:, 1].any())
     data.end_epoch(step, exhausted, stopped)
