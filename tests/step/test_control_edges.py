@@ -12,8 +12,8 @@ from keras import layers
 
 from tfdist import strategies
 from tfdist.model_setup import build
-from tfdist.precision import Scaling
 from tfdist.step.lookups import Lookups
+from tfdist.step.loss_scaling import Scaling
 from tfdist.step.options import StepOptions
 from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.state import ForwardState

@@ -1,4 +1,4 @@
-"""Tensor fusion: small tensors are packed into one for communication."""
+"""Tensor fusion: small tensors are packed into one, for communication or for fewer operations."""
 
 from __future__ import annotations
 
@@ -100,30 +100,37 @@ def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
 
 def by_dtype(reduce: Reduce, tensors: list) -> list:
     """Applies `reduce` once for each dtype."""
-    return _grouped(lambda tensor: tensor.dtype, reduce, tensors)
+    return grouped(lambda tensor: tensor.dtype, reduce, tensors)
 
 
 def by_device(reduce: Reduce, tensors: list) -> list:
     """Applies `reduce` once for each device that has tensors: there, or on this host if remote."""
+    return on_each_device(reduce, tensors, connection.of_this_process)
+
+
+def on_each_device(
+    reduce: Reduce, tensors: list, place: Callable[[str], str] = lambda device: device
+) -> list:
+    """Applies `reduce` once for each device that has tensors: there, or where `place` says."""
 
     def there(tensors: list) -> list:
-        with tf.device(connection.of_this_process(tensors[0].device)):
+        with tf.device(place(tensors[0].device)):
             return reduce(tensors)
 
-    return _grouped(lambda tensor: tensor.device, there, tensors)
+    return grouped(lambda tensor: tensor.device, there, tensors)
 
 
-def _grouped(key: Callable[[Any], Hashable], reduce: Reduce, tensors: list) -> list:
-    """Applies `reduce` once for each group of tensors, and returns them in the order given."""
+def grouped(key: Callable[[Any], Hashable], reduce: Reduce, items: list) -> list:
+    """Applies `reduce` once to the items of each key, and returns its results in their order."""
     places: dict[Hashable, list[int]] = defaultdict(list)
-    for position, tensor in enumerate(tensors):
-        places[key(tensor)].append(position)
+    for position, item in enumerate(items):
+        places[key(item)].append(position)
     results = {
         position: result
         for positions in places.values()
-        for position, result in zip(positions, reduce([tensors[i] for i in positions]), strict=True)
+        for position, result in zip(positions, reduce([items[i] for i in positions]), strict=True)
     }
-    return [results[position] for position in range(len(tensors))]
+    return [results[position] for position in range(len(items))]
 
 
 def _is_small(tensor: tf.Tensor | tf.IndexedSlices) -> bool:

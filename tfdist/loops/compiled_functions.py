@@ -16,12 +16,13 @@ from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, Tfdis
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.outputs import Outputs, OutputsFn
 from tfdist.model_setup import build, create
-from tfdist.precision import Scaling, policy
+from tfdist.precision import policy
 from tfdist.step.accumulation import GradientAccumulation
 from tfdist.step.custom_step import trial
 from tfdist.step.custom_step.step import CustomStep
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.lookups import Lookups
+from tfdist.step.loss_scaling import Scaling
 from tfdist.step.options import StepOptions
 from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.row_independence import full_batch_reason

@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups import buckets
-from tfdist.precision import Scaling
 from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
+from tfdist.step.loss_scaling import Scaling
 from tfdist.step.replica import Replica
 from tfdist.step.scope import Scope
 from tfdist.step.state import Changes, ForwardState, copied, zeros_beside

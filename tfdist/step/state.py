@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.groups.fusion import grouped, packed
 from tfdist.step import batch_norm
 from tfdist.step.lookups import Lookups
 from tfdist.step.options import StepOptions
@@ -245,12 +246,29 @@ def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
 
 
 def _write(variables: list[keras.Variable], changes: Changes, only_finite: bool = False) -> None:
-    for place, change in changes.added.items():
-        if only_finite and change.dtype.is_floating:
-            change = tf.where(tf.math.is_finite(change), change, tf.zeros_like(change))
+    new, added = changes.averaged | changes.same, changes.added
+    if only_finite:
+        new = _finite(new, {i: tf.convert_to_tensor(variables[i]) for i in new})
+        added = _finite(added, {i: tf.zeros_like(change) for i, change in added.items()})
+    for place, change in added.items():
         variables[place].assign_add(change)
-    for place, new in (changes.averaged | changes.same).items():
-        if only_finite and new.dtype.is_floating:
-            old = tf.cast(tf.convert_to_tensor(variables[place]), new.dtype)
-            new = tf.where(tf.math.is_finite(new), new, old)
-        variables[place].assign(new)
+    for place, value in new.items():
+        variables[place].assign(value)
+
+
+def _finite(values: dict[int, Any], instead: dict[int, Any]) -> dict[int, Any]:
+    """Returns values, and others instead of floating-point numbers that are not finite."""
+    floats = {
+        i: (tf.ensure_shape(value, instead[i].shape), tf.cast(instead[i], value.dtype))
+        for i, value in values.items()
+        if value.dtype.is_floating
+    }
+
+    def select(pairs: list[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
+        with tf.device(pairs[0][1].device):
+            (new, apart), (old, _) = (packed(list(one)) for one in zip(*pairs, strict=True))
+            few = zip(new, old, strict=True)
+            return apart([tf.where(tf.math.is_finite(n), n, o) for n, o in few])
+
+    selected = grouped(lambda pair: pair[1].device, select, list(floats.values()))
+    return values | dict(zip(floats, selected, strict=True))

@@ -21,6 +21,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import flatten_layers
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, part
+from tfdist.upstream.optimizer_kernels import update_function
 from tfdist.upstream.patching import replace, replaced
 
 _AVERAGES = "_model_variables_moving_average"
@@ -306,16 +307,17 @@ def _key(optimizer: Any, variable: Any) -> Any:
 
 def _update_each(optimizer: Any, gradients: list, variables: list, learning_rate: Any) -> None:
     """Replaces `_backend_update_step`: updates each shard on its device, where its slots are."""
+    update = update_function(optimizer)
     for gradient, variable in zip(gradients, variables, strict=True):
         if not isinstance(variable, ShardedVariable):
             with tf.device(variable.value.device):
-                optimizer.update_step(gradient, variable.value, learning_rate)
+                update(gradient, variable.value, learning_rate)
             continue
         pieces = gradient if isinstance(gradient, ShardedGradient) else variable.cut(gradient)
         for number, piece in enumerate(pieces):
             own = variable.parts[number]
             with tf.device(own.device), part(number):
-                optimizer.update_step(piece, own, learning_rate)
+                update(piece, own, learning_rate)
 
 
 def _of_each(plain: Callable[..., None]) -> Callable[..., None]:

@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.precision import Scaling
 from tfdist.step.custom_step.traced_step import TracedStep
 from tfdist.step.custom_step.trial import BuiltStep, StepFn
+from tfdist.step.loss_scaling import Scaling
 from tfdist.step.reductions import NotReducibleError, Reduction
 from tfdist.strategies import batches
 

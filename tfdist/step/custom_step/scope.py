@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.precision import Scaling
+from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
 from tfdist.upstream.patching import replaced
 

@@ -16,7 +16,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.precision import Scaling
 from tfdist.step import replica as replicas
 from tfdist.step.custom_step.reductions import ReductionPlan, infer_reductions
 from tfdist.step.custom_step.replica_run import ReplicaRun
@@ -24,6 +23,7 @@ from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, Values, pat
 from tfdist.step.custom_step.trial import BuiltStep, flat_logs
 from tfdist.step.forward_backward import all_reduce
 from tfdist.step.keras_patches import keras_patched
+from tfdist.step.loss_scaling import Scaling
 from tfdist.step.options import StepOptions
 from tfdist.step.replica import Replica
 from tfdist.step.size_placement import with_sizes_on_host

@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.precision import Scaling
 from tfdist.step import batch_norm
 from tfdist.step.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
 from tfdist.step.custom_step.trial import StepFn, flat_logs
 from tfdist.step.lookups import LookupKind, kind_of_lookups
+from tfdist.step.loss_scaling import Scaling
 from tfdist.step.reductions import (
     NotReducibleError,
     Reduction,

@@ -1,0 +1,91 @@
+"""Training kernels: the updates are those of Keras, in one operation per weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.upstream.keras_optimizers import optimizers_of_one_device
+
+#: More elements than Adam's kernel needs on a CPU.
+SHAPE = (190, 180)
+STEPS = 3
+
+
+def trained(optimizer: Any, dtype: str, by_kernel: bool) -> tuple[list[np.ndarray], set[str]]:
+    """Returns all variables after some steps, and the types of the operations of a step."""
+    numbers = np.random.default_rng(0)
+    weight = keras.Variable(numbers.normal(size=SHAPE), dtype=dtype)
+    optimizer.build([weight])
+
+    @tf.function
+    def step(gradient: tf.Tensor) -> None:
+        if by_kernel:
+            with optimizers_of_one_device():
+                optimizer.apply([gradient], [weight])
+        else:
+            optimizer.apply([gradient], [weight])
+
+    gradients = [tf.constant(numbers.normal(size=SHAPE), dtype) for _ in range(STEPS)]
+    for gradient in gradients:
+        step(gradient)
+    operations = step.get_concrete_function(gradients[0]).graph.get_operations()
+    return [v.numpy() for v in [weight, *optimizer.variables]], {o.type for o in operations}
+
+
+SGDS = {
+    "plain": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "clipped and decayed": lambda: keras.optimizers.SGD(0.1, clipnorm=1.0, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("make", SGDS.values(), ids=SGDS)
+def test_sgd_is_bitwise_identical_to_keras(
+    make: Callable[[], keras.optimizers.Optimizer], dtype: str
+) -> None:
+    ours, operations = trained(make(), dtype, by_kernel=True)
+    for value, expected in zip(ours, trained(make(), dtype, by_kernel=False)[0], strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert operations & {"ResourceApplyGradientDescent", "ResourceApplyKerasMomentum"}
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 3e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.AdamW])
+def test_adam_differs_from_keras_by_rounding(
+    kind: type[keras.optimizers.Optimizer], dtype: str, rounding: float
+) -> None:
+    rate = 0.01
+    ours, operations = trained(kind(rate), dtype, by_kernel=True)
+    expected, _ = trained(kind(rate), dtype, by_kernel=False)
+    assert "ResourceApplyAdam" in operations
+    np.testing.assert_allclose(ours[0], expected[0], rtol=0, atol=rounding * rate * STEPS)
+
+
+class HalfRate(keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient, variable, 0.5 * learning_rate)
+
+
+KERAS_OWN = {
+    "a class that overrides update_step": (lambda: HalfRate(0.1), "float32"),
+    "AMSGrad": (lambda: keras.optimizers.Adam(0.1, amsgrad=True), "float32"),
+    "float16 weights": (lambda: keras.optimizers.SGD(0.1, momentum=0.9), "float16"),
+}
+
+
+@pytest.mark.parametrize(("make", "dtype"), KERAS_OWN.values(), ids=KERAS_OWN)
+def test_other_updates_are_those_of_keras(
+    make: Callable[[], keras.optimizers.Optimizer], dtype: str
+) -> None:
+    ours, operations = trained(make(), dtype, by_kernel=True)
+    for value, expected in zip(ours, trained(make(), dtype, by_kernel=False)[0], strict=True):
+        np.testing.assert_array_equal(value, expected)
+    assert not any(kind.startswith("ResourceApply") for kind in operations)

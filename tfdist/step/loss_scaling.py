@@ -1,0 +1,122 @@
+"""Scaling of the loss, and unscaling of the gradients.
+
+The loss is scaled before the gradients are computed, so that small float16 gradients do not
+underflow. After the all-reduce, the gradients are unscaled and checked once for all replicas. If
+they are not finite, the step is skipped (Micikevicius et al. 2018, "Mixed Precision Training").
+Small gradients are packed for that, because on a GPU each operation is a kernel to queue.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfdist.groups.fusion import fused, on_each_device, packed
+from tfdist.precision import LossScale
+
+
+class Scaling:
+    """Scales the loss and unscales gradients of one model. Does nothing without a loss scale.
+
+    The state is in the model's `keras.optimizers.LossScaleOptimizer`, so that it is saved
+    with the model and loads in plain Keras.
+
+    Args:
+        optimizer: The compiled optimizer: a `LossScaleOptimizer`, or any other.
+        rule: How the scale changes; None: as configured in the `LossScaleOptimizer`.
+
+    Attributes:
+        variables: Variables in addition to those of the optimizer.
+        skipped: Number of skipped steps, if the loss is scaled.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, rule: LossScale | None) -> None:
+        self.active = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        self.optimizer = optimizer.inner_optimizer if self.active else optimizer
+        self.variables: list[keras.Variable] = []
+        if self.active:
+            self._state = optimizer
+            self._rule = rule or LossScale(optimizer.initial_scale, optimizer.dynamic_growth_steps)
+            self.skipped = keras.Variable(0, dtype="int64", trainable=False, name="skipped_steps")
+            self.variables.append(self.skipped)
+
+    def scale(self, loss: tf.Tensor) -> tf.Tensor:
+        """Scales a replica's part of the loss before its gradients are computed."""
+        return loss * self._state.dynamic_scale if self.active else self.optimizer.scale_loss(loss)
+
+    def unscale(self, gradients: list) -> list:
+        """Divides gradients by the loss scale."""
+        if not self.active:
+            return gradients
+        present = [g for g in gradients if g is not None]
+        unscaled = iter(on_each_device(functools.partial(fused, self._divided), present))
+        return [None if g is None else next(unscaled) for g in gradients]
+
+    def overflows(self, gradients: list) -> tf.Tensor:
+        """Returns 0 if all gradients are finite or no loss is scaled, otherwise more; int32."""
+        if not self.active:
+            return tf.constant(0)
+        finite: list[tf.Tensor] = []
+
+        def check(tensors: list) -> list:
+            values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
+            finite.extend(tf.reduce_all(tf.math.is_finite(v)) for v in packed(values)[0])
+            return tensors
+
+        on_each_device(check, [g for g in gradients if g is not None])
+        if not finite:
+            return tf.constant(0)
+        # Stacked before they are counted: GPUs leave sums of int32 to the host.
+        return tf.math.count_nonzero(~tf.stack(finite), dtype=tf.int32)
+
+    def apply(
+        self,
+        gradients: list,
+        commit: Callable[[list], None],
+        any_of_shards: Callable[[tf.Tensor], tf.Tensor],
+    ) -> None:
+        """Unscales reduced gradients, and commits the step if they are finite.
+
+        Args:
+            gradients: Tensors, `tf.IndexedSlices` or None, the same on every replica, or shards.
+            commit: Applies unscaled gradients and all other changes of the step.
+            any_of_shards: See `Strategy.any_of_parts`.
+        """
+        if not self.active:
+            commit(gradients)
+            return
+        unscaled = self.unscale(gradients)
+        finite = ~any_of_shards(self.overflows(unscaled) > 0)
+
+        def apply_step() -> tf.Tensor:
+            commit(unscaled)
+            return tf.constant(True)
+
+        tf.cond(finite, apply_step, lambda: tf.constant(False))
+        self.update(finite)
+
+    def update(self, finite: tf.Tensor) -> None:
+        """Updates the scale, and counts skipped steps."""
+        rule, state = self._rule, self._state
+        counter = tf.convert_to_tensor(state.step_counter)
+        grows = finite & (counter >= rule.growth_interval - 1)
+        factor = tf.where(grows, rule.growth_factor, tf.where(finite, 1.0, rule.backoff_factor))
+        state.dynamic_scale.assign(state.dynamic_scale * factor)
+        state.step_counter.assign(tf.where(finite & ~grows, counter + 1, 0))
+        self.skipped.assign_add(tf.cast(~finite, "int64"))
+
+    def _divided(self, gradients: list) -> list:
+        scale = tf.convert_to_tensor(self._state.dynamic_scale)
+        return [keras.ops.divide(g, tf.cast(scale, g.dtype)) for g in gradients]
+
+    def logs(self) -> dict[str, tf.Tensor]:
+        """Returns the scale and the number of skipped steps so far."""
+        if not self.active:
+            return {}
+        return {
+            "loss_scale": tf.convert_to_tensor(self._state.dynamic_scale),
+            "skipped_steps": tf.convert_to_tensor(self.skipped),
+        }
