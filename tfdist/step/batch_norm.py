@@ -77,7 +77,7 @@ def _if_rows(
 def is_fusible(layer: keras.layers.BatchNormalization) -> bool:
     """Returns whether `fused` can replace a layer's `call`: Keras's, of images, channels last."""
     plain = keras.layers.BatchNormalization
-    is_plain = type(layer).call is plain.call and not layer.renorm
+    is_plain = type(layer).call is plain.call and not layer.renorm and 0 < layer.momentum < 1
     return is_plain and len(reduction_axes(layer) or ()) == 3 and layer.axis in (-1, 3)
 
 
@@ -91,7 +91,8 @@ def fused(
 
     Keras takes some thirty operations for both passes, and casts half precision to float32 for
     them: on a GPU most of the time of a ResNet. The kernel reads half precision and computes in
-    float32. It returns the unbiased variance, and the moving variance is Keras's, the biased one.
+    float32. It also updates the moving moments, but with the unbiased variance, where Keras takes
+    the biased one.
 
     Args:
         layer: A layer that `is_fusible`.
@@ -106,19 +107,25 @@ def fused(
     if not (training and layer.trainable) or mask is not None or x.dtype not in _FUSED_DTYPES:
         return type(layer).call(layer, inputs, training=training, mask=mask)
     channels = x.shape[-1]
+    moving = [tf.cast(v, tf.float32) for v in (layer.moving_mean, layer.moving_variance)]
     outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
         x=x,
         scale=tf.cast(layer.gamma, tf.float32) if layer.scale else tf.ones([channels]),
         offset=tf.cast(layer.beta, tf.float32) if layer.center else tf.zeros([channels]),
-        mean=[],
-        variance=[],
+        mean=moving[0],
+        variance=moving[1],
         epsilon=layer.epsilon,
+        exponential_avg_factor=1.0 - layer.momentum,
         is_training=True,
     )
+    # `unbiased` is m * moving + (1 - m) * variance, with a variance that is too large by the factor
+    # count / (count - 1).
     count = tf.cast(tf.size(x) // channels, tf.float32)
-    moving = layer.moving_mean, layer.moving_variance
-    for old, new in zip(moving, _if_rows(layer, mean, unbiased * (1 - 1 / count)), strict=True):
-        old.assign(old * layer.momentum + tf.cast(new, old.dtype) * (1.0 - layer.momentum))
+    variance = unbiased * (1 - 1 / count) + moving[1] * (layer.momentum / count)
+    for old, new in zip(
+        (layer.moving_mean, layer.moving_variance), _if_rows(layer, mean, variance), strict=True
+    ):
+        old.assign(tf.cast(new, old.dtype))
     return tf.cast(outputs, layer.compute_dtype)
 
 
