@@ -144,8 +144,9 @@ def test_own_layers_keep_their_call() -> None:
 
     image, row = layers.BatchNormalization(), layers.BatchNormalization()
     doubled, first = Doubled(), layers.BatchNormalization(axis=1)
-    for layer in (image, doubled, first):
+    latest = layers.BatchNormalization(momentum=0.0)
+    for layer in (image, doubled, first, latest):
         layer.build((None, 4, 4, 3))
     row.build((None, 3))
-    fusible = [batch_norm.is_fusible(layer) for layer in (image, doubled, first, row)]
-    assert fusible == [True, False, False, False]
+    fusible = [batch_norm.is_fusible(layer) for layer in (image, doubled, first, latest, row)]
+    assert fusible == [True, False, False, False, False]
