@@ -118,10 +118,9 @@ def fused(
         exponential_avg_factor=1.0 - layer.momentum,
         is_training=True,
     )
-    # `unbiased` is m * moving + (1 - m) * variance, with a variance that is too large by the factor
-    # count / (count - 1).
-    count = tf.cast(tf.size(x) // channels, tf.float32)
-    variance = unbiased * (1 - 1 / count) + moving[1] * (layer.momentum / count)
+    # `unbiased` is m * moving + (1 - m) * variance / (1 - share), with one value's share of all.
+    share = 1 / tf.cast(tf.size(x) // channels, tf.float32)
+    variance = unbiased * (1 - share) + moving[1] * (layer.momentum * share)
     for old, new in zip(
         (layer.moving_mean, layer.moving_variance), _if_rows(layer, mean, variance), strict=True
     ):

@@ -55,13 +55,13 @@ def _sgd(optimizer: keras.optimizers.SGD) -> Update:
     def update(gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
         if not optimizer.momentum:
             tf.raw_ops.ResourceApplyGradientDescent(
-                var=variable.handle, alpha=rate, delta=gradient, use_locking=True
+                var=_handle(variable), alpha=rate, delta=gradient, use_locking=True
             )
             return
         velocity = optimizer.momentums[optimizer._get_variable_index(variable)]
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=variable.handle,
-            accum=velocity.value.handle,
+            var=_handle(variable),
+            accum=_handle(velocity.value),
             lr=rate,
             grad=gradient,
             momentum=ops.cast(optimizer.momentum, variable.dtype),
@@ -88,9 +88,9 @@ def _adam(optimizer: keras.optimizers.Adam) -> Update:
         index, dtype = optimizer._get_variable_index(variable), variable.dtype
         beta_1_power, beta_2_power = bias_corrections(variable.device, dtype)
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=optimizer._momentums[index].value.handle,
-            v=optimizer._velocities[index].value.handle,
+            var=_handle(variable),
+            m=_handle(optimizer._momentums[index].value),
+            v=_handle(optimizer._velocities[index].value),
             beta1_power=beta_1_power,
             beta2_power=beta_2_power,
             lr=rate,
@@ -102,6 +102,14 @@ def _adam(optimizer: keras.optimizers.Adam) -> Update:
         )
 
     return update
+
+
+def _handle(variable: tf.Variable) -> tf.Tensor:
+    """Returns a variable's handle. The graph notes who uses the variable, as `assign` does."""
+    graph = tf.compat.v1.get_default_graph()
+    if isinstance(graph, tf.__internal__.FuncGraph):
+        graph.watch_variable(variable)
+    return variable.handle
 
 
 _KERNELS: MappingProxyType[Any, Callable[[Any], Update]] = MappingProxyType(
