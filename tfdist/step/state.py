@@ -8,7 +8,7 @@ saved or evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -248,21 +248,21 @@ def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
 def _write(variables: list[keras.Variable], changes: Changes, only_finite: bool = False) -> None:
     new, added = changes.averaged | changes.same, changes.added
     if only_finite:
-        new = _finite(new, {i: tf.convert_to_tensor(variables[i]) for i in new})
-        added = _finite(added, {i: tf.zeros_like(change) for i, change in added.items()})
+        new = _finite(new, lambda i, _: tf.convert_to_tensor(variables[i]))
+        added = _finite(added, lambda _, change: tf.zeros_like(change))
     for place, change in added.items():
         variables[place].assign_add(change)
     for place, value in new.items():
         variables[place].assign(value)
 
 
-def _finite(values: dict[int, Any], instead: dict[int, Any]) -> dict[int, Any]:
-    """Returns values, and others instead of floating-point numbers that are not finite."""
-    floats = {
-        i: (tf.ensure_shape(value, instead[i].shape), tf.cast(instead[i], value.dtype))
-        for i, value in values.items()
-        if value.dtype.is_floating
-    }
+def _finite(values: dict[int, Any], instead: Callable[[int, Any], tf.Tensor]) -> dict[int, Any]:
+    """Returns values, with those of `instead` for floating-point numbers that are not finite."""
+    floats = {}
+    for i, value in values.items():
+        if value.dtype.is_floating:
+            old = tf.cast(instead(i, value), value.dtype)
+            floats[i] = tf.ensure_shape(value, old.shape), old
 
     def select(pairs: list[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device(pairs[0][1].device):
