@@ -89,3 +89,21 @@ def test_other_updates_are_those_of_keras(
     for value, expected in zip(ours, trained(make(), dtype, by_kernel=False)[0], strict=True):
         np.testing.assert_array_equal(value, expected)
     assert not any(kind.startswith("ResourceApply") for kind in operations)
+
+
+def test_slots_on_another_device_are_updated_by_keras() -> None:
+    """As those of `MultiOptimizer`, whose weights are sharded."""
+    with tf.device("CPU:0"):
+        weight = keras.Variable(np.ones(3))
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build([weight])
+    with tf.device("CPU:1"):
+        optimizer.momentums = [keras.Variable(np.zeros(3))]
+
+    @tf.function
+    def step() -> None:
+        with optimizers_of_one_device():
+            optimizer.apply([tf.ones(3)], [weight])
+
+    step()
+    np.testing.assert_allclose(weight, 0.9 * np.ones(3))

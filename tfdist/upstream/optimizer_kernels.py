@@ -6,7 +6,6 @@ Keras writes an update as arithmetic and assignments: 4 operations for SGD with 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from types import MappingProxyType
@@ -35,73 +34,99 @@ def update_function(optimizer: keras.optimizers.Optimizer) -> Update:
         optimizer: A built optimizer. Any except SGD and Adam, or classes that inherit their
             `update_step`, returns its own `update_step`.
     """
-    kernels = _KERNELS.get(getattr(optimizer.update_step, "__func__", None))
-    if kernels is None:
+    make = _KERNELS.get(getattr(optimizer.update_step, "__func__", None))
+    if make is None:
         return optimizer.update_step
-    by_kernel = kernels(optimizer)
+    kernel = make(optimizer)
 
     def update(gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        if sparse or variable.dtype not in (tf.float32, tf.float64):
+        slots = kernel.slots(optimizer._get_variable_index(variable))
+        if (
+            isinstance(gradient, tf.IndexedSlices)
+            or variable.dtype not in (tf.float32, tf.float64)
+            or any(slot.device != variable.device for slot in slots)
+            or not kernel.suits(variable)
+        ):
             optimizer.update_step(gradient, variable, learning_rate)
-        else:
-            gradient, rate = (tf.cast(v, variable.dtype) for v in (gradient, learning_rate))
-            by_kernel(gradient, variable, rate)
+            return
+        gradient, rate = (tf.cast(v, variable.dtype) for v in (gradient, learning_rate))
+        kernel.update([_handle(v) for v in (variable, *slots)], gradient, rate)
 
     return update
 
 
-def _sgd(optimizer: keras.optimizers.SGD) -> Update:
-    def update(gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
-        if not optimizer.momentum:
+class _SGD:
+    """The kernels of `keras.optimizers.SGD`: with momentum, of any kind, or without."""
+
+    def __init__(self, optimizer: keras.optimizers.SGD) -> None:
+        self._optimizer = optimizer
+
+    def slots(self, index: int) -> list[tf.Variable]:
+        """Returns the variables that the kernel updates together with a weight."""
+        return [self._optimizer.momentums[index].value] if self._optimizer.momentum else []
+
+    def suits(self, variable: tf.Variable) -> bool:
+        """Returns whether the kernel is the better choice for a weight."""
+        return True
+
+    def update(self, handles: list[tf.Tensor], gradient: tf.Tensor, rate: tf.Tensor) -> None:
+        """Updates a weight and its slots, given their handles."""
+        var, *accum = handles
+        if not accum:
             tf.raw_ops.ResourceApplyGradientDescent(
-                var=_handle(variable), alpha=rate, delta=gradient, use_locking=True
+                var=var, alpha=rate, delta=gradient, use_locking=True
             )
             return
-        velocity = optimizer.momentums[optimizer._get_variable_index(variable)]
         tf.raw_ops.ResourceApplyKerasMomentum(
-            var=_handle(variable),
-            accum=_handle(velocity.value),
+            var=var,
+            accum=accum[0],
             lr=rate,
             grad=gradient,
-            momentum=ops.cast(optimizer.momentum, variable.dtype),
+            momentum=ops.cast(self._optimizer.momentum, gradient.dtype),
             use_locking=True,
-            use_nesterov=optimizer.nesterov,
+            use_nesterov=self._optimizer.nesterov,
         )
 
-    return update
 
+class _Adam:
+    """The kernel of `keras.optimizers.Adam` and `AdamW`, with the methods of `_SGD`."""
 
-def _adam(optimizer: keras.optimizers.Adam) -> Update:
-    @functools.cache
-    def bias_corrections(device: str, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns `beta ** step` of both betas, computed once per step for each device."""
-        step = tf.cast(optimizer.iterations + 1, dtype)
-        betas = optimizer.beta_1, optimizer.beta_2
-        return tuple(ops.power(ops.cast(beta, dtype), step) for beta in betas)
+    def __init__(self, optimizer: keras.optimizers.Adam) -> None:
+        self._optimizer = optimizer
+        self._powers: dict[tuple[str, tf.DType], list[tf.Tensor]] = {}
 
-    def update(gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
+    def slots(self, index: int) -> list[tf.Variable]:
+        return [v[index].value for v in (self._optimizer._momentums, self._optimizer._velocities)]
+
+    def suits(self, variable: tf.Variable) -> bool:
         on_gpu = tf.DeviceSpec.from_string(variable.device).device_type == "GPU"
-        if optimizer.amsgrad or not (on_gpu or math.prod(variable.shape) >= _LEAST_FOR_CPU_THREADS):
-            optimizer.update_step(gradient, variable, rate)
-            return
-        index, dtype = optimizer._get_variable_index(variable), variable.dtype
-        beta_1_power, beta_2_power = bias_corrections(variable.device, dtype)
+        is_large = math.prod(variable.shape) >= _LEAST_FOR_CPU_THREADS
+        return not self._optimizer.amsgrad and (on_gpu or is_large)
+
+    def update(self, handles: list[tf.Tensor], gradient: tf.Tensor, rate: tf.Tensor) -> None:
+        (var, m, v), dtype = handles, gradient.dtype
+        beta_1_power, beta_2_power = self._powers_of_betas(var.device, dtype)
         tf.raw_ops.ResourceApplyAdam(
-            var=_handle(variable),
-            m=_handle(optimizer._momentums[index].value),
-            v=_handle(optimizer._velocities[index].value),
+            var=var,
+            m=m,
+            v=v,
             beta1_power=beta_1_power,
             beta2_power=beta_2_power,
             lr=rate,
-            beta1=tf.constant(optimizer.beta_1, dtype),
-            beta2=tf.constant(optimizer.beta_2, dtype),
-            epsilon=tf.constant(optimizer.epsilon, dtype),
+            beta1=tf.constant(self._optimizer.beta_1, dtype),
+            beta2=tf.constant(self._optimizer.beta_2, dtype),
+            epsilon=tf.constant(self._optimizer.epsilon, dtype),
             grad=gradient,
             use_locking=True,
         )
 
-    return update
+    def _powers_of_betas(self, device: str, dtype: tf.DType) -> list[tf.Tensor]:
+        """Returns `beta ** step` of both betas, computed once per step on each device."""
+        if (device, dtype) not in self._powers:
+            step = tf.cast(self._optimizer.iterations + 1, dtype)
+            betas = self._optimizer.beta_1, self._optimizer.beta_2
+            self._powers[device, dtype] = [ops.power(ops.cast(b, dtype), step) for b in betas]
+        return self._powers[device, dtype]
 
 
 def _handle(variable: tf.Variable) -> tf.Tensor:
@@ -112,6 +137,6 @@ def _handle(variable: tf.Variable) -> tf.Tensor:
     return variable.handle
 
 
-_KERNELS: MappingProxyType[Any, Callable[[Any], Update]] = MappingProxyType(
-    {keras.optimizers.SGD.update_step: _sgd, keras.optimizers.Adam.update_step: _adam}
+_KERNELS: MappingProxyType[Any, type[_SGD] | type[_Adam]] = MappingProxyType(
+    {keras.optimizers.SGD.update_step: _SGD, keras.optimizers.Adam.update_step: _Adam}
 )
