@@ -38,6 +38,14 @@ def trained(optimizer: Any, dtype: str, by_kernel: bool) -> tuple[list[np.ndarra
     return [v.numpy() for v in [weight, *optimizer.variables]], {o.type for o in operations}
 
 
+def operations_of_identical_steps(make: Callable[[], Any], dtype: str) -> set[str]:
+    """Checks that steps are bitwise identical to those of Keras; returns their operations."""
+    ours, operations = trained(make(), dtype, by_kernel=True)
+    for value, expected in zip(ours, trained(make(), dtype, by_kernel=False)[0], strict=True):
+        np.testing.assert_array_equal(value, expected)
+    return operations
+
+
 SGDS = {
     "plain": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
@@ -51,9 +59,7 @@ SGDS = {
 def test_sgd_is_bitwise_identical_to_keras(
     make: Callable[[], keras.optimizers.Optimizer], dtype: str
 ) -> None:
-    ours, operations = trained(make(), dtype, by_kernel=True)
-    for value, expected in zip(ours, trained(make(), dtype, by_kernel=False)[0], strict=True):
-        np.testing.assert_array_equal(value, expected)
+    operations = operations_of_identical_steps(make, dtype)
     assert operations & {"ResourceApplyGradientDescent", "ResourceApplyKerasMomentum"}
 
 
@@ -85,9 +91,7 @@ KERAS_OWN = {
 def test_other_updates_are_those_of_keras(
     make: Callable[[], keras.optimizers.Optimizer], dtype: str
 ) -> None:
-    ours, operations = trained(make(), dtype, by_kernel=True)
-    for value, expected in zip(ours, trained(make(), dtype, by_kernel=False)[0], strict=True):
-        np.testing.assert_array_equal(value, expected)
+    operations = operations_of_identical_steps(make, dtype)
     assert not any(kind.startswith("ResourceApply") for kind in operations)
 
 

@@ -225,7 +225,7 @@ def _numbers(text: str) -> list[int]:
         else:
             first, last = map(int, text.split(".."))
             numbers = [first] if first <= last else []
-            while 0 < first <= last and numbers[-1] < last:
+            while numbers and 0 < numbers[-1] < last:
                 numbers.append(min(2 * numbers[-1], last))
         if min(numbers) > 0:
             return numbers
