@@ -18,6 +18,7 @@ from tfdist.step.random import draws_of_one_device
 from tfdist.step.remat import layers_rematerialized
 from tfdist.step.scope import layer_inputs_noted
 from tfdist.step.size_placement import has_gpus
+from tfdist.upstream.keras_gradients import gradients_in_closed_form
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
@@ -38,6 +39,7 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
             stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())
         stack.enter_context(signs_on_device())
+        stack.enter_context(gradients_in_closed_form())
         if has_gpus():
             stack.enter_context(gradients_of_biases_as_sums())
             if not model.jit_compile:
