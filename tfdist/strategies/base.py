@@ -452,11 +452,13 @@ class Strategy(ABC):
             may_end: Whether the data may end before the requested number of steps.
             own_rows: As for `distribute`.
         """
-        if own_rows and self.group.size > 1:
+        several = self.group.size > 1
+        if own_rows and several:
             uneven_data = self.uneven_data if step.training else "pad"
             receive = functools.partial(self.received, own_rows=True, uneven_data=uneven_data)
-            return loop(receive, step, inner_loop.End.WITHOUT_ROWS)
-        return loop(self.unpack, step, inner_loop.End.OF_ITERATOR if may_end else None)
+            return loop(receive, step, inner_loop.End.WITHOUT_ROWS, several)
+        end = inner_loop.End.OF_ITERATOR if may_end else None
+        return loop(self.unpack, step, end, several)
 
     def join(self) -> None:  # noqa: B027 - most strategies have nothing to wait for
         """Waits for asynchronous work to finish."""

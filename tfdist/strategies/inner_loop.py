@@ -41,11 +41,12 @@ Receive = Callable[[Any], Element]
 
 
 #: The result so far, the time at which the last step was done, and whether data may be left: int32,
-#: 1 or 0, because a GPU keeps booleans in its own memory and int32 in the host's.
-State = tuple[LoopResult, tf.Tensor, tf.Tensor]
+#: 1 or 0, because a GPU keeps booleans in its own memory and int32 in the host's. What a loop need
+#: not count is a number of Python: each variable of a loop costs three operations per step.
+State = tuple[LoopResult, tf.Tensor, Any]
 
 #: Takes a batch, and makes a step if there is one.
-Take = Callable[[LoopResult, tf.Tensor, tf.Tensor], State]
+Take = Callable[[LoopResult, tf.Tensor, Any], State]
 
 #: Calls a function on a state, up to a number of times; given a context with the numbers' device.
 Repeat = Callable[[Take, State, tf.Tensor, Callable[[], Any]], State]
@@ -74,10 +75,10 @@ class End(enum.Enum):
 
 
 #: Returns the function that makes steps: `in_graph`, `one_step_in_graph` or `eager`.
-Loop = Callable[[Receive, Step, End | None], LoopFn]
+Loop = Callable[[Receive, Step, End | None, bool], LoopFn]
 
 
-def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
+def in_graph(receive: Receive, step: Step, end: End | None, has_checksums: bool) -> LoopFn:
     """Returns a loop of steps, and the logs after it, as one `tf.function`.
 
     Args:
@@ -85,20 +86,23 @@ def in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) ->
         step: The step to repeat.
         end: How to detect the end of the data; None: there are enough data for all steps. Checking
             at each step makes a tiny network a quarter slower.
+        has_checksums: Whether to return a checksum of the batches.
     """
-    return _compiled(receive, step, end, _repeatedly)
+    return _compiled(receive, step, end, has_checksums, _repeatedly)
 
 
-def one_step_in_graph(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
+def one_step_in_graph(receive: Receive, step: Step, end: End | None, has_checksums: bool) -> LoopFn:
     """Returns `in_graph`'s function for calls of one step each, which needs no loop.
 
     A loop around a single step makes a small network up to a third slower on two devices, because
     each device has its own loop.
     """
-    return _compiled(receive, step, end, _once)
+    return _compiled(receive, step, end, has_checksums, _once)
 
 
-def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> LoopFn:
+def _compiled(
+    receive: Receive, step: Step, end: End | None, has_checksums: bool, repeat: Repeat
+) -> LoopFn:
     graphs: list[tf.Graph] = []
 
     # Branches return their results on the first GPU, whatever the device they were computed on.
@@ -108,9 +112,7 @@ def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> 
         if not tf.executing_eagerly():
             graphs.append(tf.compat.v1.get_default_graph())
 
-        def take(
-            result: LoopResult, last_done_at: tf.Tensor, _: tf.Tensor
-        ) -> tuple[LoopResult, Any, Any]:
+        def take(result: LoopResult, last_done_at: tf.Tensor, _: Any) -> State:
             batch, has_batch, ready_at = _next(iterator, end)
             if end is End.WITHOUT_ROWS:
                 batch = receive(batch)
@@ -130,18 +132,18 @@ def _compiled(receive: Receive, step: Step, end: End | None, repeat: Repeat) -> 
                     with tf.control_dependencies(clock.read_first(_leaves(done), done_at)):
                         return _after(result, element, waited), done_at
 
+            if end is None:
+                return *make_step(), 1
             with _host():
                 more = tf.cast(has_batch, tf.int32)
-            if end is None:
-                return *make_step(), more
             return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), more
 
         with numbers_on():
-            state = _nothing(), clock.now(), tf.constant(1)
+            state = _nothing(end, has_checksums), clock.now(), tf.constant(1) if end else 1
         result, _, _ = repeat(take, state, num_steps, numbers_on)
         # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
         # may tell its variable itself, which is to be read here, too.
-        with tf.control_dependencies([result.num_steps]):
+        with tf.control_dependencies([result.num_rows]):
             return result, tf.nest.map_structure(tf.convert_to_tensor, step.logs())
 
     function = tf.function(run, reduce_retracing=True, autograph=False)
@@ -162,18 +164,30 @@ def _repeatedly(
     take: Take, state: State, num_steps: tf.Tensor, numbers_on: Callable[[], Any]
 ) -> State:
     """Takes batches until a number of steps was made or the data have ended."""
+    counted = [leaf for leaf in _leaves(state) if tf.is_tensor(leaf)]
     with ExitStack() as traced:  # left open for the identities that TensorFlow appends to results
 
-        def goes_on(result: LoopResult, _: tf.Tensor, more: tf.Tensor) -> tf.Tensor:
+        def whole(values: Sequence[tf.Tensor]) -> State:
+            rest = iter(values)
+            return tf.nest.map_structure(
+                lambda leaf: next(rest) if tf.is_tensor(leaf) else leaf, state
+            )
+
+        def goes_on(*before: tf.Tensor) -> Any:
             traced.enter_context(_host())
-            return result.num_steps < num_steps * more
+            *_, more = whole(before)
+            return tf.convert_to_tensor(more) > 0
 
-        def body(*before: Any) -> State:
-            after = take(*before)
+        def body(*before: tf.Tensor) -> list[tf.Tensor]:
+            after = _leaves(take(*whole(before)))
             traced.enter_context(numbers_on())
-            return after
+            pairs = zip(after, _leaves(state), strict=True)
+            return [new for new, old in pairs if tf.is_tensor(old)]
 
-        return tf.while_loop(goes_on, body, state)
+        result, *rest = whole(tf.while_loop(goes_on, body, counted, maximum_iterations=num_steps))
+    if not tf.is_tensor(result.num_steps):
+        result = result._replace(num_steps=num_steps)
+    return result, *rest
 
 
 def _once(take: Take, state: State, num_steps: tf.Tensor, numbers_on: Callable[[], Any]) -> State:
@@ -216,11 +230,11 @@ def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
         return tf.nest.map_structure(same, batch, expand_composites=True)
 
 
-def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> LoopFn:
+def eager(receive: Receive, step: Step, end: End | None, has_checksums: bool) -> LoopFn:
     """Returns `in_graph`'s loop in Python, for `run_eagerly=True`: slow, open to a debugger."""
 
     def run(iterator: Iterator[Any], num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
-        result = _nothing()
+        result = _nothing(end, has_checksums)
         for _ in range(int(num_steps)):
             began = time.perf_counter()
             try:
@@ -240,9 +254,15 @@ def eager(receive: Receive, step: Step, end: End | None = End.OF_ITERATOR) -> Lo
     return run
 
 
-def _nothing() -> LoopResult:
+def _nothing(end: End | None, has_checksums: bool) -> LoopResult:
     zero = tf.constant(0, tf.int64)
-    return LoopResult(tf.constant(0), zero, tf.constant(0.0, tf.float64), zero, zero)
+    return LoopResult(
+        num_steps=tf.constant(0) if end else 0,
+        num_rows=zero,
+        seconds_waited=tf.constant(0.0, tf.float64),
+        checksum=zero if has_checksums else 0,
+        num_read=zero if end is End.WITHOUT_ROWS else 0,
+    )
 
 
 def _brought(result: LoopResult, element: Element) -> LoopResult:
@@ -253,12 +273,12 @@ def _brought(result: LoopResult, element: Element) -> LoopResult:
 
 def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
     """What has been done after one more step."""
-    return LoopResult(
-        result.num_steps + 1,
-        result.num_rows + tf.cast(element.num_rows, tf.int64),
-        waited,
-        combined_checksum(result.checksum, element.checksum),
-        result.num_read,
+    checksum = result.checksum
+    return result._replace(
+        num_steps=result.num_steps + 1,
+        num_rows=result.num_rows + tf.cast(element.num_rows, tf.int64),
+        seconds_waited=waited,
+        checksum=combined_checksum(checksum, element.checksum) if tf.is_tensor(checksum) else 0,
     )
 
 

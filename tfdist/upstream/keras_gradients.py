@@ -76,8 +76,9 @@ def gradients_in_closed_form() -> Iterator[None]:
 def _gelu_by_erf(x: tf.Tensor) -> _Differentiable:
     """`x` times the distribution function of a normal number (Hendrycks and Gimpel, 2016)."""
     scaled = x * _ROOT_OF_HALF
-    share = 0.5 * tf.math.erfc(-scaled)
-    slope = share + scaled * (tf.exp(-tf.square(scaled)) / math.sqrt(math.pi))
+    negative = -scaled
+    share = 0.5 * tf.math.erfc(negative)
+    slope = share + scaled * tf.exp(scaled * negative) * (1 / math.sqrt(math.pi))
     return x * share, lambda upstream: upstream * slope
 
 
