@@ -111,3 +111,21 @@ def test_slots_on_another_device_are_updated_by_keras() -> None:
 
     step()
     np.testing.assert_allclose(weight, 0.9 * np.ones(3))
+
+
+def test_weight_decay_and_clipping_evaluate_a_schedule_once() -> None:
+    evaluations = []
+
+    class Schedule(keras.optimizers.schedules.ExponentialDecay):
+        def __call__(self, step: Any) -> Any:
+            evaluations.append(step)
+            return super().__call__(step)
+
+    def make() -> keras.optimizers.Optimizer:
+        schedule = Schedule(0.1, decay_steps=2, decay_rate=0.5)
+        return keras.optimizers.AdamW(schedule, weight_decay=0.1, global_clipnorm=1.0)
+
+    ours, _ = trained(make(), "float64", by_kernel=True)
+    assert len(evaluations) == 1
+    for value, expected in zip(ours, trained(make(), "float64", by_kernel=False)[0], strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-12)

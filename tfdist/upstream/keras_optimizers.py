@@ -8,6 +8,7 @@ which clipping uses, are taken over all shards together.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -277,13 +278,14 @@ def index_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
 def _sharded_methods() -> dict[str, Callable[..., Any]]:
     """Returns replacements of methods of `TFOptimizer`, by their names."""
     one_by_one = (
-        "_apply_weight_decay",
         "_update_model_variables_moving_average",
         "_overwrite_model_variables_with_average_value",
     )
     return {
         "_var_key": _key,
+        "_backend_apply_gradients": _apply_by_one_rate,
         "_clip_gradients": _clip,
+        "_apply_weight_decay": _of_each(_decay),
         "_backend_update_step": _update_each,
         **{name: _of_each(getattr(BaseOptimizer, name)) for name in one_by_one},
     }
@@ -303,6 +305,33 @@ def _key(optimizer: Any, variable: Any) -> Any:
     """Replaces `_var_key`: shards have the key of the full variable."""
     in_parts = isinstance(variable, ShardedVariable)
     return _plain_key(optimizer, variable.parts[0] if in_parts else variable)
+
+
+def _apply_by_one_rate(optimizer: Any, gradients: list, variables: list) -> None:
+    """Replaces `_backend_apply_gradients`: evaluates the learning rate once.
+
+    With weight decay, Keras evaluates a schedule for each weight: a branch each, for which a GPU
+    lets the host wait.
+    """
+    rate = optimizer.learning_rate
+    rate = tf.convert_to_tensor(rate) if isinstance(rate, keras.Variable) else rate
+    with replaced(optimizer, "_learning_rate", rate):
+        BaseOptimizer._backend_apply_gradients(optimizer, gradients, variables)
+
+
+def _decay(optimizer: Any, variables: list) -> None:
+    """Replaces `_apply_weight_decay`: multiplies each weight once, by the product of both rates."""
+    if optimizer.weight_decay is None:
+        return
+
+    @functools.cache
+    def product(dtype: str) -> Any:
+        rates = optimizer.weight_decay, optimizer.learning_rate
+        return math.prod(ops.cast(rate, dtype) for rate in rates)
+
+    for variable in variables:
+        if decays(optimizer, variable):
+            variable.assign(variable - variable * product(variable.dtype))
 
 
 def _update_each(optimizer: Any, gradients: list, variables: list, learning_rate: Any) -> None:
@@ -347,8 +376,6 @@ def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
 def _clip(optimizer: Any, gradients: list) -> list:
     """Replaces `_clip_gradients`: uses the norms of full gradients, like Keras."""
     divided = [g for g in gradients if isinstance(g, ShardedGradient)]
-    if not divided:
-        return _plain_clip(optimizer, gradients)
     if optimizer.clipnorm and optimizer.clipnorm > 0:
         norms = iter(_norms(optimizer, divided))
         return [
@@ -359,9 +386,10 @@ def _clip(optimizer: Any, gradients: list) -> list:
         ]
     limit = optimizer.global_clipnorm
     if limit and limit > 0:
-        squares = [_square(g) for g in gradients if not isinstance(g, ShardedGradient)]
-        squares += [tf.square(norm) for norm in _norms(optimizer, divided)]
-        norm = tf.sqrt(tf.add_n([tf.cast(s, squares[0].dtype) for s in squares]))
+        halves = [_half_square(g) for g in gradients if not isinstance(g, ShardedGradient)]
+        halves += [tf.square(norm) / 2 for norm in _norms(optimizer, divided)]
+        total = tf.reduce_sum(tf.stack([tf.cast(half, halves[0].dtype) for half in halves]))
+        norm = tf.sqrt(2 * total)
         # Not finite if the norm is not finite, as in Keras.
         scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
         return [_times(g, scale) for g in gradients]
@@ -375,9 +403,11 @@ def _clip(optimizer: Any, gradients: list) -> list:
 
 def _norms(optimizer: Any, gradients: list[ShardedGradient]) -> list[tf.Tensor]:
     """Returns the norms of gradients of which this process has shards, in one exchange."""
-    squares = [tf.add_n([_square(piece) for piece in g]) for g in gradients]
+    if not gradients:
+        return []
+    halves = [tf.add_n([_half_square(piece) for piece in g]) for g in gradients]
     divided = (v for v in optimizer._trainable_variables if isinstance(v, ShardedVariable))
-    return [tf.sqrt(total) for total in next(divided).division.add_up(squares)]
+    return [tf.sqrt(2 * total) for total in next(divided).division.add_up(halves)]
 
 
 def _clipped(gradient: ShardedGradient, norm: tf.Tensor, limit: float) -> ShardedGradient:
@@ -388,8 +418,11 @@ def _clipped(gradient: ShardedGradient, norm: tf.Tensor, limit: float) -> Sharde
     )
 
 
-def _square(gradient: Any) -> tf.Tensor:
-    return keras.ops.sum(keras.ops.square(gradient))
+def _half_square(gradient: Any) -> tf.Tensor:
+    """Returns half of the sum of a gradient's squares, in one pass over it where possible."""
+    if isinstance(gradient, tf.Tensor) and gradient.dtype in (tf.float32, tf.float64):
+        return tf.nn.l2_loss(gradient)
+    return ops.sum(ops.square(gradient)) / 2
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:

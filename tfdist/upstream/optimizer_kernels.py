@@ -38,7 +38,6 @@ def update_function(optimizer: keras.optimizers.Optimizer) -> Update:
     if make is None:
         return optimizer.update_step
     kernel = make(optimizer)
-    rates: dict[tuple[str, tf.DType], tf.Tensor] = {}
 
     def update(gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
         slots = kernel.slots(optimizer._get_variable_index(variable))
@@ -50,11 +49,8 @@ def update_function(optimizer: keras.optimizers.Optimizer) -> Update:
         ):
             optimizer.update_step(gradient, variable, learning_rate)
             return
-        place = variable.device, variable.dtype
-        if place not in rates:  # read once, and not for each weight
-            rates[place] = tf.cast(learning_rate, variable.dtype)
-        gradient = tf.cast(gradient, variable.dtype)
-        kernel.update([_handle(v) for v in (variable, *slots)], gradient, rates[place])
+        gradient, rate = (tf.cast(v, variable.dtype) for v in (gradient, learning_rate))
+        kernel.update([_handle(v) for v in (variable, *slots)], gradient, rate)
 
     return update
 
