@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers
 
 from tests.gpu_paths.step_graph import step_graphs
@@ -39,3 +40,26 @@ def test_weights_are_updated_by_one_operation_and_checked_together() -> None:
     kind = "ResourceApplyKerasMomentum"
     assert many[kind] - few[kind] == 2 * _WEIGHTS_PER_LAYER
     assert many["AssignAddVariableOp"] == few["AssignAddVariableOp"]
+
+
+def test_schedule_is_evaluated_once_and_before_the_backward_pass() -> None:
+    class Schedule(keras.optimizers.schedules.ExponentialDecay):
+        def __call__(self, step: Any) -> Any:
+            return tf.identity(super().__call__(step), name="scheduled")
+
+    optimizer = functools.partial(
+        keras.optimizers.AdamW, Schedule(0.1, 2, 0.5), weight_decay=0.1, global_clipnorm=1.0
+    )
+    build = building(lambda: [keras.Input((4,)), layers.Dense(3), layers.Dense(1)], optimizer)
+    traced = list(step_graphs(OneDevice(), build).traced_nodes())
+    (rate,) = (node for node in traced if node.name.endswith("scheduled"))
+    by_name = {node.name: node for node in traced}
+    waiting, before = [rate], set()
+    while waiting:
+        for name in waiting.pop().input:
+            source = name.lstrip("^").split(":")[0]
+            if source in by_name and source not in before:
+                before.add(source)
+                waiting.append(by_name[source])
+    assert any("ReadVariableOp" in name for name in before)
+    assert not any("MatMul" in name for name in before)

@@ -23,7 +23,7 @@ from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
-from tfdist.upstream.keras_optimizers import optimizers_of_one_device
+from tfdist.upstream.keras_optimizers import learning_rate_evaluated, optimizers_of_one_device
 
 
 class TrainStep:
@@ -87,7 +87,10 @@ class TrainStep:
         # A weight that is written while the backward pass still reads it is copied first. One
         # group needs an edge per gradient and per write instead of one for each pair of them.
         backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
-        with tf.control_dependencies([backward_done]):
+        with (
+            learning_rate_evaluated(self.scaling.optimizer),
+            tf.control_dependencies([backward_done]),
+        ):
             by_index = self._state.lookups.of_batch(sums.gradients_of(self._trainable))
             gradients = [by_index.get(i) for i in range(len(self._trainable))]
 

@@ -265,6 +265,19 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
     return rate if isinstance(rate, keras.Variable) else None
 
 
+@contextmanager
+def learning_rate_evaluated(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Evaluates the learning rate of the next update now and once: `_get_current_learning_rate`.
+
+    With weight decay, Keras evaluates a schedule for each weight. A schedule often has a branch,
+    and before a branch, the host waits for all that a GPU has to compute first.
+    """
+    rate = optimizer._get_current_learning_rate()
+    rate = tf.convert_to_tensor(rate) if isinstance(rate, keras.Variable) else rate
+    with replaced(optimizer, "_learning_rate", rate):
+        yield
+
+
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Returns whether weight decay applies to a weight: `_use_weight_decay`."""
     return optimizer._use_weight_decay(variable)
@@ -308,14 +321,8 @@ def _key(optimizer: Any, variable: Any) -> Any:
 
 
 def _apply_by_one_rate(optimizer: Any, gradients: list, variables: list) -> None:
-    """Replaces `_backend_apply_gradients`: evaluates the learning rate once.
-
-    With weight decay, Keras evaluates a schedule for each weight: a branch each, for which a GPU
-    lets the host wait.
-    """
-    rate = optimizer.learning_rate
-    rate = tf.convert_to_tensor(rate) if isinstance(rate, keras.Variable) else rate
-    with replaced(optimizer, "_learning_rate", rate):
+    """Replaces `_backend_apply_gradients`: evaluates the learning rate once."""
+    with learning_rate_evaluated(optimizer):
         BaseOptimizer._backend_apply_gradients(optimizer, gradients, variables)
 
 
