@@ -14,6 +14,7 @@ import pytest
 
 from tests.watchdog.simulate import simulate
 from tfdist.cluster.messages import Session
+from tfdist.watchdog import protocol
 from tfdist.watchdog.protocol import _UNREAD_LIMIT, Coordinator, Reporter
 from tfdist.watchdog.status import State, Status, heartbeat_seconds
 
@@ -50,13 +51,15 @@ def test_worker_ticks_its_clock_in_every_interval(monkeypatch: pytest.MonkeyPatc
             raise asyncio.CancelledError
 
     monkeypatch.setattr(reporter, "_connect", connected)
-    monkeypatch.setattr(random, "random", lambda: 0.9)
+    monkeypatch.setattr(protocol, "_random", SimpleNamespace(random=lambda: 0.9))
+    before = random.getstate()
     monkeypatch.setattr(status.clock, "tick", lambda: waited.append(0.0))
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(reporter.run())
     assert max(waited) <= heartbeat_seconds(4096)
+    assert random.getstate() == before
 
 
 class Rank0:

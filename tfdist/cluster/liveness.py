@@ -26,6 +26,8 @@ from tfdist.errors import ClusterError
 #: replies with its settings. The server of `start_responder` replies to anything.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _MAX_THREADS = 512
+#: Not Python's global generator, whose draws the user's seed determines.
+_random = random.SystemRandom()
 
 
 def silent(addresses: Mapping[int, str], seconds: float = 5.0) -> list[int]:
@@ -127,7 +129,7 @@ def _wait_for_list(size: int, deadline: float) -> dict[str, str]:
     """Returns the list that rank 0 has registered; empty if it is missing."""
     interval = max(_RETRY_SECONDS, size / _REQUESTS_PER_SECOND)
     while not (text := _registered(_ALL)) and time.monotonic() < deadline + _EXTRA_SECONDS:
-        time.sleep(interval * random.uniform(0.5, 1.0))  # spread the requests of the ranks
+        time.sleep(interval * _random.uniform(0.5, 1.0))  # spread the requests of the ranks
     found: dict[str, str] = json.loads(text) if text else {}
     return found
 

@@ -36,6 +36,9 @@ from tfdist.watchdog.verdict import in_trouble, verdict, verdict_on_rank_0
 
 _LOG = logging.getLogger("tfdist.watchdog")
 
+#: Not Python's global generator, whose draws the user's seed determines.
+_random = random.SystemRandom()
+
 #: Maximum line length in bytes: a verdict of 40 lines of up to 500 characters, escaped by JSON.
 _LIMIT = 2**17
 #: Maximum length of a worker's line, in bytes.
@@ -349,7 +352,7 @@ class Reporter:
         interval = heartbeat_seconds(self._size)
         self._status.clock.tick()  # the process may be suspended before the first report
         if self._size > SMALL_JOB:  # spread the reports of the workers over the interval
-            await asyncio.sleep(interval * random.random())
+            await asyncio.sleep(interval * _random.random())
             self._status.clock.tick()
         while True:
             await self.send(at_once=True)
@@ -420,7 +423,7 @@ class Reporter:
                         await self.answered.wait()
                         return connection
                 connection.close()
-            await asyncio.sleep(HEARTBEAT_SECONDS * (0.5 + random.random()))
+            await asyncio.sleep(HEARTBEAT_SECONDS * (0.5 + _random.random()))
         return None
 
     def _current_rank_0(self) -> Report:
