@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import pytest
+import tensorflow as tf
 from keras import layers
 
 from tests.support.case import compiled
@@ -33,6 +34,33 @@ def squared_sum() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), AddsSquaredSum(), layers.Dense(3)])
 
 
+class CountsRows(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = tf.Variable(0.0, trainable=False)
+
+    def call(self, inputs: Any) -> Any:
+        self.count.assign_add(keras.ops.cast(keras.ops.shape(inputs)[0], "float32"))
+        return inputs / self.count
+
+
+def counts_rows() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), CountsRows(), layers.Dense(3)])
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = tf.Variable(0.0, trainable=False)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        del y_true, sample_weight
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(y_pred)))
+
+    def result(self) -> Any:
+        return tf.identity(self.largest)
+
+
 def spread(y_true: Any, y_pred: Any) -> Any:
     """A loss that is neither a mean nor a sum over rows."""
     return keras.ops.std(y_true - y_pred)
@@ -52,6 +80,15 @@ def test_unsupported_models_raise(make: Any, loss: Any, accumulate: int, message
 
     with pytest.raises(UnsupportedModelError, match=message):
         fit(build_model, y=X[:, :3], accumulate=accumulate)
+
+
+@pytest.mark.parametrize(("make", "metrics"), [(counts_rows, []), (network, [Largest])])
+def test_tf_variable_of_a_layer_or_metric_raises(make: Any, metrics: Any) -> None:
+    def build_model() -> keras.Model:
+        return compiled(make(), metrics=[metric() for metric in metrics])
+
+    with pytest.raises(UnsupportedModelError, match=r"model assigns to the tf\.Variable"):
+        fit(build_model, y=X[:, :3])
 
 
 @pytest.mark.parametrize("strategy", ["central_storage", "towers"])

@@ -187,6 +187,30 @@ def test_keras_draws_match_one_device_and_tensorflow_draws_repeat() -> None:
     assert len(set(found["tf"])) == 2
 
 
+class Attending(keras.Model):
+    """Creates its weights in the first step, which draws their seeds from Python's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(1, 2)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[0][:, None], data[1][:, None]
+        with tf.GradientTape() as tape:
+            loss = ops.mean((self.attention(x, x) - y) ** 2)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"value": loss}
+
+
+def test_weights_created_by_the_first_step_match_one_device() -> None:
+    plain = building(Attending)()
+    plain.fit(**FIT)
+    trainer = mirrored(building(Attending))
+    trainer.fit(**FIT)
+    assert_same_weights(trainer.model, plain)
+
+
 class SeedsLast(Stepping):
     """Notes the seed of random operations after an exchange of gradients between the replicas."""
 
@@ -242,6 +266,23 @@ def test_tf_variable_in_a_step_raises() -> None:
     with pytest.raises(UnsupportedModelError, match=r"tf\.Variable .*add_weight"):
         mirrored(builder(Counting)).fit(**FIT)
     assert float(Counting.counter) == 0.0
+
+
+class OfInputs(Stepping):
+    """Takes its labels from the inputs."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        return super().train_step(data[0])
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_several_inputs_without_labels_reach_a_custom_step(form: Any) -> None:
+    build = builder(OfInputs)
+    plain, trainer = build(), mirrored(build)
+    options = FIT | {"x": form([FIT["x"], FIT["y"]]), "y": None}
+    history = plain.fit(**options).history
+    assert_close(trainer.fit(**options).history, history)
+    assert_same_weights(trainer.model, plain)
 
 
 def test_xla_is_ignored_with_a_warning() -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.step import batch_norm
 from tfdist.step.rematerialized import lifted
 from tfdist.step.row_analysis import RowAnalysis
@@ -30,6 +31,7 @@ from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import flatten_layers, takes_training
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
+from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 
 class TracedCall(NamedTuple):
@@ -63,6 +65,7 @@ class TracedForward:
 
     Raises:
         ValueError: The batch has ragged tensors, or the model cannot be traced.
+        UnsupportedModelError: It assigns to a `tf.Variable`.
     """
 
     def __init__(
@@ -92,14 +95,23 @@ class TracedForward:
             filled = [None if leaf is None else next(given) for leaf in flat]
             self._trace(model, tf.nest.pack_sequence_as(batch, filled))
 
+        assigned: list[tf.Variable] = []
+
+        def note(variable: tf.Variable, *_: Any, **__: Any) -> tf.Tensor:
+            assigned.append(variable)
+            return variable.read_value()
+
         self._function = tf.function(forward, autograph=False)
         try:
             # An init_scope stops all tapes, also those that `compute` opens.
-            with nullcontext() if tf.executing_eagerly() else tf.init_scope():
+            scope = nullcontext() if tf.executing_eagerly() else tf.init_scope()
+            with scope, variables_assigned_by(note):
                 graph = self._function.get_concrete_function(*specs).graph
         except Exception as error:
             line = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ValueError(f"it cannot be traced with any number of rows ({line})") from error
+        if assigned:
+            raise refused_assignment("model", assigned[0])
         free_with(self._function, [graph])
         self.operations = kinds_of(graph)
         kinds = [rows() if has else FREE for has in self._has_rows]
@@ -178,6 +190,15 @@ class TracedForward:
             return FREE
         has_unknown = worst([v for v in values if v.kind is not Kind.MIXED]) is UNKNOWN
         return UNKNOWN if has_unknown else MIXED
+
+
+def refused_assignment(what: str, variable: tf.Variable) -> UnsupportedModelError:
+    """Returns the error for a `tf.Variable` to which a model or its step assigns."""
+    name = getattr(variable, "name", "")
+    return UnsupportedModelError(
+        f"The {what} assigns to the tf.Variable {name!r}, to which replicas would write different "
+        "values. Create a Keras variable with self.add_weight(trainable=False) instead."
+    )
 
 
 def change_is_sum(analysis: RowAnalysis, start: tf.Tensor | None, new: tf.Tensor) -> Dependence:

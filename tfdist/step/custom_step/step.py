@@ -75,7 +75,6 @@ class CustomStep:
             for optimizer in keras_optimizers.optimizers_of(model)
             if isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         }
-        self._is_tuple = isinstance(batch := first_batch(), tuple) and len(batch) == 1
         self.variables = [
             *built.variables,
             *(scaling.skipped for scaling in self._scalings.values()),
@@ -84,13 +83,13 @@ class CustomStep:
         if strategy.num_replicas > 1:
             built = BuiltStep(self.variables, built.logs)
             step = getattr(model, self._name)
-            self._plan = infer_reductions(model, built, step, self._scalings, batch)
+            self._plan = infer_reductions(model, built, step, self._scalings, first_batch())
         digests = strategy.gather([self._plan.digest()])
         reason = self._plan.full_batch_reason
         if reason is None and (digests != digests[0]).any():
             reason = "another worker infers other reductions"
         self.full_batch_reason = reason
-        self._generator = keras_model.ensured_global_generator()
+        self._generator = keras_model.global_generator()
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
         names, dtype = self._plan.logs, keras.config.floatx()
@@ -108,7 +107,8 @@ class CustomStep:
 
     def _on_replica(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
         """Returns new values of variables, by place, and logs: the same on all replicas."""
-        keras_model.use_global_generator(self._generator)
+        if self._generator is not None:
+            keras_model.use_global_generator(self._generator)
         strategy, is_alone = self._strategy, self._strategy.num_replicas == 1
         number = strategy.first_replica + index
         variables = {id(v): v for v in self.variables}
@@ -128,9 +128,8 @@ class CustomStep:
             run = ReplicaRun(strategy, replica, self._plan, metrics, is_random)
             before |= {key: tf.zeros_like(old[key]) for key in keys}
         scope = CustomStepScope([(v, before[k]) for k, v in variables.items()], run, self._scalings)
-        rows = (share.rows,) if self._is_tuple else share.rows
         with scope, replica:
-            logs = flat_logs(getattr(self._model, self._name)(rows))
+            logs = flat_logs(getattr(self._model, self._name)(share.rows))
             logs = {name: tf.cast(logs[name], v.dtype) for name, v in self._logs.items()}
             if isinstance(run, ReplicaRun):
                 news, logs = run.finish(scope, old, logs)

@@ -16,6 +16,7 @@ from tfdist.step.custom_step.scope import (
     LocalRun,
     patched_for_custom_step,
 )
+from tfdist.step.traced_forward import refused_assignment
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
@@ -89,16 +90,15 @@ def _try_step(
         return scope, step(batch)
 
 
-def _refused(variable: Any, *_: Any, **__: Any) -> None:
-    raise UnsupportedModelError(
-        f"The step assigns to the tf.Variable {getattr(variable, 'name', '')!r}, to which replicas "
-        "would write different values. Create a Keras variable with "
-        "self.add_weight(trainable=False) instead."
-    )
+def _refused(variable: tf.Variable, *_: Any, **__: Any) -> None:
+    raise refused_assignment("step", variable)
 
 
 def _variables_of(model: keras.Model) -> list[keras.Variable]:
-    found = [*model.variables, keras_model.ensured_global_generator().state]
+    # Not created before the step uses it: it draws its seed from Python's generator, as do the
+    # initializers of weights that the step creates.
+    generator = keras_model.global_generator()
+    found = [*model.variables, *([] if generator is None else [generator.state])]
     for part in (*keras_model.metrics_of(model), *keras_optimizers.optimizers_of(model)):
         found += part.variables
     return found
