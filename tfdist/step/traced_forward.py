@@ -197,7 +197,8 @@ def refused_assignment(what: str, variable: tf.Variable) -> UnsupportedModelErro
     name = getattr(variable, "name", "")
     return UnsupportedModelError(
         f"The {what} assigns to the tf.Variable {name!r}, to which replicas would write different "
-        "values. Create a Keras variable with self.add_weight(trainable=False) instead."
+        "values. Create a Keras variable instead, with self.add_weight(trainable=False), or with "
+        "self.add_weight() in a metric."
     )
 
 
