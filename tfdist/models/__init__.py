@@ -24,28 +24,28 @@ if TYPE_CHECKING:
     from tfdist.models.builders.alexnet import alexnet as alexnet
     from tfdist.models.builders.autoencoder import autoencoder as autoencoder
     from tfdist.models.builders.cnn import cnn as cnn
-    from tfdist.models.builders.densenet import densenet169 as densenet169
     from tfdist.models.builders.gpt import gpt as gpt
     from tfdist.models.builders.keras_application import keras_application as keras_application
+    from tfdist.models.builders.keras_networks import densenet169 as densenet169
+    from tfdist.models.builders.keras_networks import resnet50 as resnet50
+    from tfdist.models.builders.keras_networks import vgg16 as vgg16
+    from tfdist.models.builders.keras_networks import xception as xception
     from tfdist.models.builders.lstm import lstm as lstm
     from tfdist.models.builders.mlp import mlp as mlp
     from tfdist.models.builders.resnet import resnet18 as resnet18
-    from tfdist.models.builders.resnet50 import resnet50 as resnet50
     from tfdist.models.builders.unet import unet as unet
-    from tfdist.models.builders.vgg import vgg16 as vgg16
     from tfdist.models.builders.vit import vit as vit
-    from tfdist.models.builders.xception import xception as xception
 
 #: Modules of the builders with the signature `(input_shape, num_classes, *, scale=None, ...)`.
 IMAGE_CLASSIFIERS = {
     "cnn": "tfdist.models.builders.cnn",
     "mlp": "tfdist.models.builders.mlp",
     "alexnet": "tfdist.models.builders.alexnet",
-    "vgg16": "tfdist.models.builders.vgg",
+    "vgg16": "tfdist.models.builders.keras_networks",
     "resnet18": "tfdist.models.builders.resnet",
-    "resnet50": "tfdist.models.builders.resnet50",
-    "densenet169": "tfdist.models.builders.densenet",
-    "xception": "tfdist.models.builders.xception",
+    "resnet50": "tfdist.models.builders.keras_networks",
+    "densenet169": "tfdist.models.builders.keras_networks",
+    "xception": "tfdist.models.builders.keras_networks",
     "vit": "tfdist.models.builders.vit",
     "keras_application": "tfdist.models.builders.keras_application",
 }
