@@ -31,7 +31,7 @@ def _sliced(op: Any, values: Values) -> Dependence | list[Dependence]:
     if begin.kind is not Kind.ROUND or not _takes_one_entry(op):
         is_other = Kind.ROUND in (table.kind, begin.kind)
         return worst(values) or UNKNOWN if is_other else selection.RULES["StridedSlice"](op, values)
-    return _row_of(table, begin)
+    return selection.row_of(table, begin)
 
 
 def _takes_one_entry(op: Any) -> bool:
@@ -45,25 +45,8 @@ def _takes_one_entry(op: Any) -> bool:
     return all(is_whole) and bool(np.all(strides == 1))
 
 
-def _gathered(op: Any, values: Values) -> Dependence | list[Dependence]:
-    """`GatherV2`: the entry of a round."""
-    table, place = values[:2]
-    if place.kind is not Kind.ROUND:
-        return vectorized_map.RULES["GatherV2"](op, values)
-    is_first = not op.get_attr("batch_dims") and constant_value(op.inputs[2]) == 0
-    return _row_of(table, place) if is_first and op.inputs[1].shape.rank == 0 else UNKNOWN
-
-
-def _row_of(table: Dependence, place: Dependence) -> Dependence:
-    """Returns the class of the entry of a tensor at the place of a round."""
-    is_whole = table.kind is Kind.ROWS and table.is_row_wise
-    if is_whole and table.factor == place.factor is not None:
-        return Dependence(Kind.ROW, factor=place.factor)
-    return worst([table]) or UNKNOWN
-
-
 #: The rules, by type of operation.
-RULES: dict[str, Rule] = {"Pack": _packed, "StridedSlice": _sliced, "GatherV2": _gathered}
+RULES: dict[str, Rule] = {"Pack": _packed, "StridedSlice": _sliced}
 
 #: Operations whose rules know the number of a round.
-OF_ROUNDS = frozenset(["Identity", "TensorListGetItem", "TensorListSetItem", *RULES])
+OF_ROUNDS = frozenset(["GatherV2", "Identity", "TensorListGetItem", "TensorListSetItem", *RULES])

@@ -120,18 +120,14 @@ def _padded(op: Any, values: Values) -> Dependence:
 def _gathered(op: Any, values: Values) -> Dependence:
     """`GatherV2`, `Gather` and `ResourceGather`: entries of a table, or entries of each row."""
     table, indices = values[0], values[1]
+    if indices.kind in (Kind.ROUND, Kind.PLACES, Kind.SELECTED_PLACES):
+        return _gathered_rows(op, table, indices) if op.type == "GatherV2" else UNKNOWN
     if table.kind is Kind.SHAPE:
         places = constant_value(op.inputs[1])
         if places is None or not np.all(np.isin(places, range(len(table.parts)))):
             return UNKNOWN
         parts = tuple(table.parts[int(place)] for place in np.ravel(places))
         return parts[0] if np.ndim(places) == 0 else replace(table, parts=parts)
-    if indices.kind is Kind.SELECTED_PLACES:
-        is_first = op.type == "GatherV2" and constant_value(op.inputs[2]) == 0
-        is_whole = table.kind is Kind.ROWS and table.is_row_wise
-        is_alike = is_whole and table.factor == indices.factor is not None
-        is_selection = is_first and is_alike and not op.get_attr("batch_dims")
-        return indices.parts[0] if is_selection else UNKNOWN
     if (bad := worst(values[:2])) is not None:
         return bad
     axis = constant_value(op.inputs[2]) if op.type == "GatherV2" else 0
@@ -164,6 +160,30 @@ def _gathered(op: Any, values: Values) -> Dependence:
     if table.axis == axis or rank is None:
         return MIXED if table.axis == axis else UNKNOWN
     return replace(table, axis=table.axis + (rank - 1 if table.axis > axis else 0))
+
+
+def _gathered_rows(op: Any, table: Dependence, places: Dependence) -> Dependence:
+    """`GatherV2` of rows: the one of a round, all of them, or those that the rows select."""
+    axis, batch_dims = constant_value(op.inputs[2]), op.get_attr("batch_dims")
+    if places.kind is Kind.PLACES:  # the rows as they are
+        is_whole = table.kind is Kind.ROWS and table.factor == places.factor
+        if not is_whole or axis is None or axis != table.axis:
+            return UNKNOWN
+        return MIXED if batch_dims else table  # with batch axes, a diagonal
+    if batch_dims or axis != 0:
+        return UNKNOWN
+    if places.kind is Kind.ROUND:
+        return row_of(table, places) if op.inputs[1].shape.rank == 0 else UNKNOWN
+    is_whole = table.kind is Kind.ROWS and table.is_row_wise
+    return places.parts[0] if is_whole and table.factor == places.factor is not None else UNKNOWN
+
+
+def row_of(table: Dependence, place: Dependence) -> Dependence:
+    """Returns the class of the entry of a tensor at the place of a round."""
+    is_whole = table.kind is Kind.ROWS and table.is_row_wise
+    if is_whole and table.factor == place.factor is not None:
+        return Dependence(Kind.ROW, factor=place.factor)
+    return worst([table]) or UNKNOWN
 
 
 def _where(op: Any, values: Values) -> Dependence:

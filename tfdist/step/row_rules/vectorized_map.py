@@ -18,13 +18,11 @@ from typing import Any
 import numpy as np
 
 from tfdist.step.row_dependence import (
-    MIXED,
     UNKNOWN,
     Dependence,
     Kind,
     Rule,
     Values,
-    given_plain,
     rows,
     size,
     worst,
@@ -56,18 +54,6 @@ def _selected(op: Any, values: Values) -> Dependence | list[Dependence]:
         return elementwise.RULES["SelectV2"](op, values)
     is_place = places.kind is Kind.PLACES and places.factor == condition.factor
     return places if is_place and other.is_zero else worst(values) or UNKNOWN
-
-
-def _gathered(op: Any, values: Values) -> Dependence | list[Dependence]:
-    """`GatherV2`: the entries at all places of the rows are the rows as they are."""
-    table, places = values[:2]
-    if places.kind is not Kind.PLACES:
-        return selection.RULES["GatherV2"](op, values)
-    is_whole = table.kind is Kind.ROWS and table.factor == places.factor
-    axis = constant_value(op.inputs[2])
-    if not is_whole or axis is None or axis != table.axis:
-        return UNKNOWN
-    return MIXED if op.get_attr("batch_dims") else table  # with batch axes, a diagonal
 
 
 def _partitioned(op: Any, values: Values) -> Dependence | list[Dependence]:
@@ -176,9 +162,9 @@ def _reshaped(op: Any, values: Values) -> Dependence | list[Dependence]:
 #: The rules, by type of operation.
 RULES: dict[str, Rule] = {
     "Range": _range, "Greater": _greater, "SelectV2": _selected,
-    "GatherV2": given_plain(_gathered, 2), "Transpose": _transposed, "Reshape": _reshaped,
-    "DynamicPartition": _partitioned, "DynamicStitch": _stitched, "Size": _size,
-    "Pack": _joined("Pack"), "ConcatV2": _joined("ConcatV2"), "Tile": _tiled,
+    "Transpose": _transposed, "Reshape": _reshaped, "DynamicPartition": _partitioned,
+    "DynamicStitch": _stitched, "Size": _size, "Pack": _joined("Pack"),
+    "ConcatV2": _joined("ConcatV2"), "Tile": _tiled,
 }  # fmt: skip
 
 #: Operations whose rules know places, and whether there are several.
