@@ -369,6 +369,21 @@ def is_object_store(location: str) -> bool:
     return location.startswith(_SCHEMES)
 
 
+def flush(folder: Path) -> None:
+    """Flushes a local folder and its files to the disk, so that they survive a power failure."""
+    for path in [*folder.iterdir(), folder]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Flushes a local file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def num_bytes(path: AnyPath) -> int:
     """Returns the size of a file. Raises `FileNotFoundError` if it is missing."""
     return path.stat().st_size if isinstance(path, Path) else path.num_bytes()

@@ -20,6 +20,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard, check_shards, load_index
@@ -204,14 +205,13 @@ def publish(
         write_index(folder, index)
         # The contents must reach the disk before the name does. Otherwise a power failure could
         # leave empty files under the final name.
-        for path in [*folder.iterdir(), folder]:
-            _sync(path)
+        storage.flush(folder)
         folder.rename(directory)  # succeeds only if the name is free or an empty folder
     except OSError:
         if found := existing_index(directory, expected_attributes):
             return found
         raise
-    _sync(directory.parent)
+    storage.sync(directory.parent)
     return index
 
 
@@ -232,7 +232,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes a small file atomically."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     partial.write_text(text, "utf-8")
-    _sync(partial)
+    storage.sync(partial)
     partial.rename(path)
 
 
@@ -240,11 +240,3 @@ def _is_occupied(directory: AnyPath) -> bool:
     if isinstance(directory, RemotePath):
         return any(not LEFTOVERS.fullmatch(name) for name in directory.sizes())
     return directory.exists() and any(directory.iterdir())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -32,7 +32,7 @@ from pipelines.storage import RemotePath
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.snapshot import STATE, VARIABLES, Packed
 from tfdist.checkpoint.staging import staging_folder
-from tfdist.checkpoint.store import TEMPORARY, Place, flush, sync
+from tfdist.checkpoint.store import TEMPORARY, Place
 
 #: Seconds between two looks for a report: at first, and at most.
 _POLL_SECONDS = (0.05, 2.0)
@@ -205,7 +205,7 @@ class _InFolder(Target):
             yield name
 
     def put(self, file: Path) -> None:
-        sync(file)
+        storage.sync(file)
         file.rename(self._folder / file.name)
 
     def read(self, name: str) -> bytes | None:
@@ -219,9 +219,9 @@ class _InFolder(Target):
         for file in self._folder.iterdir():
             if file.name not in names:
                 file.unlink()
-        flush(str(self._folder))
+        storage.flush(self._folder)
         self._folder.rename(self._final)
-        sync(self._root)
+        storage.sync(self._root)
 
     def discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

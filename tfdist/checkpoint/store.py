@@ -164,12 +164,12 @@ class Store:
             tf.io.gfile.makedirs(path)
             files = snapshot.write(path)
             if self.is_local:
-                flush(path)
+                storage.flush(Path(path))
             manifest.write(path, facts, files)
             if self.is_local:
-                flush(path)
+                storage.flush(Path(path))
                 Path(path).rename(final)
-                sync(Path(self.folder))
+                storage.sync(Path(self.folder))
         except BaseException:
             with contextlib.suppress(OSError, tf.errors.OpError):
                 tf.io.gfile.rmtree(path)
@@ -329,19 +329,3 @@ def _download(url: str, folder: Path, names: Iterable[str]) -> None:
             raise DamagedError(f"{url}/{name} is missing") from None
         except (OSError, pipelines.DataError) as error:
             raise UnreadableError(f"{url}/{name} cannot be downloaded ({error})") from None
-
-
-def flush(folder: str) -> None:
-    """Flushes a local folder and its files to the disk, so that they survive a power failure."""
-    for path in Path(folder).iterdir():
-        sync(path)
-    sync(Path(folder))
-
-
-def sync(path: Path) -> None:
-    """Flushes a local file or folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

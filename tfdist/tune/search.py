@@ -107,11 +107,11 @@ def run(
         Path(folder), dimensions, metric, list(training),
         maximize=maximize, sampler=sampler, pruning=pruning, seed=seed,
     )  # fmt: skip
-    program = [sys.executable, "-m", "tfdist.train"]
+    program = ["-m", "tfdist.train"]
     if num_workers > 1:
-        program = [sys.executable, "-m", "tfdist.launch", "--num-workers", str(num_workers)]
-    studies.search(study, program, trials, jobs, gpus_per_trial)
-    _show(study, metric, training, num_workers)
+        program = ["-m", "tfdist.launch", "--num-workers", str(num_workers)]
+    studies.search(study, [sys.executable, *program], trials, jobs, gpus_per_trial)
+    _show(study, metric, ["python", *program, *training])
 
 
 def _should_maximize(metric: str, mode: str) -> bool:
@@ -133,7 +133,7 @@ def _should_maximize(metric: str, mode: str) -> bool:
     return higher
 
 
-def _show(study: Any, metric: str, training: Sequence[str], num_workers: int) -> None:
+def _show(study: Any, metric: str, command: Sequence[str]) -> None:
     """Prints the best runs, and the command to repeat the best one.
 
     Raises:
@@ -154,8 +154,5 @@ def _show(study: Any, metric: str, training: Sequence[str], num_workers: int) ->
     )
     if not ended:
         raise LaunchError(f"no run of {study.folder} is complete. Its logs have the reasons.")
-    program = ["python", "-m", "tfdist.train"]
-    if num_workers > 1:
-        program = ["python", "-m", "tfdist.launch", "--num-workers", str(num_workers)]
-    command = shlex.join([*program, *training, *space.flags(ended[0].values)])
-    print(f"The best run is {ended[0].folder}. To repeat it:\n    {command}")
+    words = shlex.join([*command, *space.flags(ended[0].values)])
+    print(f"The best run is {ended[0].folder}. To repeat it:\n    {words}")
