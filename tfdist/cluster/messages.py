@@ -76,11 +76,6 @@ class Session:
         nonce = _unhex(greeting.removeprefix(_GREETING).strip())
         return cls(key, nonce) if greeting.startswith(_GREETING) and nonce else None
 
-    @property
-    def authenticated(self) -> bool:
-        """Whether a valid line has been received."""
-        return self._received > 0
-
     def greeting(self) -> bytes:
         """Returns the first line of the listening side."""
         return _GREETING + self._nonce.hex().encode() + b"\n"

@@ -34,16 +34,9 @@ def _requirements() -> list[Requirement]:
 def _library(required: Requirement) -> Check:
     name, fix = required.name, f"pip install '{required}'"
     # TensorFlow has several distributions.
-    version = versions.tensorflow() if name == "tensorflow" else _version(name)
+    version = versions.tensorflow() if name == "tensorflow" else versions.of(name)
     if version is None:
         return Check(name, "not installed", "wrong", fix)
     if required.specifier.contains(version, prereleases=True):
         return Check(name, version)
     return Check(name, f"{version}, but tfdist was tested with {required.specifier}", "wrong", fix)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

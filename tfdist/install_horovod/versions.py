@@ -1,4 +1,4 @@
-"""Returns the installed versions of TensorFlow and Horovod, without importing them."""
+"""Returns the installed versions of TensorFlow, Horovod and others, without importing them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,22 @@ HOROVOD = "0.28.1"
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
 
 
+def of(distribution: str) -> str | None:
+    """Returns the version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def tensorflow() -> str | None:
     """Returns the version of the installed TensorFlow, or None."""
-    return next(filter(None, map(_version, _TENSORFLOWS)), None)
+    return next(filter(None, map(of, _TENSORFLOWS)), None)
 
 
 def horovod() -> str | None:
     """Returns the version of the installed Horovod, or None."""
-    return _version("horovod")
+    return of("horovod")
 
 
 def horovod_was_built_for() -> str | None:
@@ -39,10 +47,3 @@ def horovod_fits() -> bool:
     They must match, because TensorFlow's C++ interface is not stable between versions.
     """
     return horovod() == HOROVOD and horovod_was_built_for() == tensorflow()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None

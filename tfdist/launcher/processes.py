@@ -93,11 +93,13 @@ class Streams:
 
 
 class Child(Protocol):
-    """A process of a group, on this host or another."""
+    """A process of a group, on this host or another.
 
-    @property
-    def process(self) -> Process:
-        """The command and environment of the process."""
+    Attributes:
+        process: The command and environment of the process.
+    """
+
+    process: Process
 
     def start(self, on_end: Callable[[Child], None]) -> None:
         """Starts it.
@@ -134,17 +136,12 @@ class LocalChild:
     """
 
     def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
-        self._process = process
+        self.process = process
         defaults = {"TF_CPP_MIN_LOG_LEVEL": "3"}
         overrides = {"PYTHONUNBUFFERED": "1", **process.environ, **environ}
         self._environ = {**defaults, **os.environ, **overrides}
         self._relay = streams.relay(process.name)
         self._popen: subprocess.Popen[bytes] | None = None
-
-    @property
-    def process(self) -> Process:
-        """The command and environment of the process."""
-        return self._process
 
     def start(self, on_end: Callable[[Child], None]) -> None:
         """Starts the process; see `Child`."""

@@ -175,21 +175,16 @@ class RayChild(Child):
     def __init__(
         self, process: Process, host: _PlacedHost, environ: Mapping[str, str], job: Job
     ) -> None:
-        self._process, self._host, self._environ, self._job = process, host, environ, job
+        self.process, self._host, self._environ, self._job = process, host, environ, job
         self._relay = job.streams.relay(process.name)
         self._end: End | None = None
         self._is_started = False
-
-    @property
-    def process(self) -> Process:
-        """The process of the worker."""
-        return self._process
 
     def start(self, on_end: Callable[[Child], None]) -> None:
         """Starts the worker. See `Child` for the argument."""
         run_worker = self._host.actor.run.options(num_returns="streaming")
         job = self._job
-        batches = run_worker.remote(self._process, self._environ, job.function, job.datasets)
+        batches = run_worker.remote(self.process, self._environ, job.function, job.datasets)
         self._is_started = True
 
         def follow() -> None:
@@ -220,7 +215,7 @@ class RayChild(Child):
 
     def failure(self) -> Failure:
         """Returns the description of its failure."""
-        return Failure(self._process.name, self.code, self._end.error_output if self._end else "")
+        return Failure(self.process.name, self.code, self._end.error_output if self._end else "")
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, End):
@@ -237,7 +232,7 @@ class RayChild(Child):
             return End(1, str(cause))
         return End(
             PEER_LOST,
-            f"Lost rank {self._process.name}: the Ray node {node.address} "
+            f"Lost rank {self.process.name}: the Ray node {node.address} "
             f"({node.node_id[:8]}) or the worker's actor ended ({_summary(error)}).",
         )
 
