@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
 import string
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from tfdist.errors import LaunchError
 from tfdist.launcher.processes import signals_raise
 
 _numbers = itertools.count()
+
+#: Variables of Python programs on the hosts, which use the packages of this process.
+ENVIRON = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 #: Runs a command on a host. Shared memory and host names are in a mount namespace of its own.
 _ENTER = """#!/bin/sh
@@ -126,6 +133,17 @@ class Hosts:
                 raise
         return subprocess.CompletedProcess(command, process.returncode, out)
 
+    @contextlib.contextmanager
+    def workers(self) -> Iterator[Workers]:
+        """Returns programs to start, which are killed at the end of the block, as all others."""
+        with tempfile.TemporaryFile("w+") as errors:
+            try:
+                yield Workers(self, errors)
+            finally:
+                self.end_all()
+                for process in self._started:
+                    process.wait()
+
     def cut(self) -> None:
         """Disconnects all links."""
         self.network.set_wires("down")
@@ -157,6 +175,47 @@ class Hosts:
         for pid in itertools.chain(*map(self.network.running, self.addresses)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Workers:
+    """Programs on hosts that answer each line of their input with a line of JSON.
+
+    Attributes:
+        errors: File for their standard error.
+    """
+
+    def __init__(self, hosts: Hosts, errors: IO[str]) -> None:
+        self.errors, self._hosts = errors, hosts
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, host: str, module: str, *arguments: str) -> None:
+        """Starts a Python module on a host."""
+        command = [sys.executable, "-m", module, *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stderr": self.errors}
+        self._processes.append(self._hosts.start(host, command, ENVIRON, **pipes))
+
+    def ask(self, question: str) -> list[Any]:
+        """Returns the answers of all programs to a line, in the order in which they started."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):  # it has ended
+                print(question, file=process.stdin, flush=True)
+        return self.answers()
+
+    def answers(self) -> list[Any]:
+        """Returns the next answer of each program."""
+        return [json.loads(self.read(number)) for number in range(len(self._processes))]
+
+    def read(self, number: int = -1) -> str:
+        """Returns the next line of a program, by default of the one that started last.
+
+        Raises:
+            LaunchError: The program ended.
+        """
+        output = self._processes[number].stdout
+        if output is not None and (line := output.readline()):
+            return line
+        self.errors.seek(0)
+        raise LaunchError(f"a worker ended: {self.errors.read()[-2000:]}")
 
 
 class HostNetwork:

@@ -10,18 +10,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json as json_format
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
+from benchmarks.hosts import Hosts, NotAllowedError, Workers, make_hosts
 from benchmarks.link_protocol import (
     AT_ONCE,
     COMPUTE,
@@ -35,7 +32,7 @@ from benchmarks.link_protocol import (
 from tfdist.bench import harness, rounds
 from tfdist.bench.allreduce import missing
 from tfdist.console import sizes, tables
-from tfdist.errors import DeviceError, LaunchError
+from tfdist.errors import DeviceError
 
 DESCRIPTION = "steps of two hosts over slow links (as root): computing, sending and their overlap"
 
@@ -157,11 +154,11 @@ def measure(
             for name in engines:
                 hosts.network.slow(*rates[links[0]])
                 with _started(hosts, ENGINES[name], batch_size) as workers:
-                    facts = {"engine": name} | json_format.loads(workers.lines()[0])
+                    facts = {"engine": name} | workers.answers()[0]
                     for link in links:
                         hosts.network.slow(*rates[link])
                         names = (COMPUTE, SEND, *ENGINES[name].ways)
-                        ask = {one: functools.partial(workers.slowest, one) for one in names}
+                        ask = {one: functools.partial(_slowest, workers, one) for one in names}
                         samples = rounds.run_in_turns(ask, num_rounds)
                         results.append({"link": link} | judge(facts, samples))
     except NotAllowedError as error:
@@ -208,6 +205,11 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
     }
 
 
+def _slowest(workers: Workers, name: str) -> Times:
+    """Asks all workers for a measurement, and returns that of the slowest."""
+    return max(Times(*answer) for answer in workers.ask(name))
+
+
 def _rate(link: str) -> tuple[float, str]:
     """Returns the bytes per second of a link, and its delay."""
     rate, _, delay = link.partition(",")
@@ -216,58 +218,16 @@ def _rate(link: str) -> tuple[float, str]:
     return sizes.bytes_per_second(rate), delay
 
 
-class _Workers:
-    """Processes that answer each line with a line, by rank."""
-
-    def __init__(self, errors: IO[str]) -> None:
-        self.processes: list[subprocess.Popen[str]] = []
-        self._errors = errors
-
-    def slowest(self, name: str) -> Times:
-        """Asks all workers, and returns the times of the slowest."""
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{name}\n")
-            process.stdin.flush()
-        return max(Times(*json_format.loads(line)) for line in self.lines())
-
-    def lines(self) -> list[str]:
-        """Returns a line of each worker."""
-        return [self.line(process) for process in self.processes]
-
-    def line(self, process: subprocess.Popen[str]) -> str:
-        """Returns a line of one worker.
-
-        Raises:
-            LaunchError: The worker ended.
-        """
-        assert process.stdout is not None
-        if line := process.stdout.readline():
-            return line
-        self._errors.seek(0)
-        raise LaunchError(f"a worker ended: {self._errors.read()[-2000:]}")
-
-
 @contextlib.contextmanager
-def _started(hosts: Hosts, engine: Engine, batch_size: int) -> Iterator[_Workers]:
+def _started(hosts: Hosts, engine: Engine, batch_size: int) -> Iterator[Workers]:
     """Starts a worker on each host, rank 0 first, since the others connect to it."""
     places = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
-    command = [sys.executable, "-m", f"benchmarks.{engine.module}", engine.strategy]
-    env = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    with tempfile.TemporaryFile("w+") as errors:
-        workers = _Workers(errors)
-        try:
-            for rank, host in enumerate(hosts.addresses):
-                pipes = {"stdin": subprocess.PIPE, "stderr": errors}
-                own = [str(rank), places, str(batch_size)]
-                process = hosts.start(host, [*command, *own], env, **pipes)
-                workers.processes.append(process)
-                workers.line(process)  # the worker has started
-            yield workers
-        finally:
-            hosts.end_all()
-            for process in workers.processes:
-                process.wait()
+    with hosts.workers() as workers:
+        for rank, host in enumerate(hosts.addresses):
+            module, own = f"benchmarks.{engine.module}", (str(rank), places, str(batch_size))
+            workers.start(host, module, engine.strategy, *own)
+            workers.read()  # the worker has started
+        yield workers
 
 
 def _cells(row: dict[str, Any]) -> Iterator[list[str]]:

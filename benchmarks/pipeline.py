@@ -41,8 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--step-ms", type=PositiveInt, default=480, help="milliseconds of a step on one device"
     )
-    parser.add_argument("--steps", type=PositiveInt, default=5, help="steps of a measurement")
-    harness.add_arguments(parser, rounds=3)
+    harness.add_arguments(parser, steps=5, rounds=3)
 
 
 def run(

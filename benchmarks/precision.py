@@ -27,16 +27,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--batch", type=PositiveInt, default=32, metavar="N", help="batch size")
     parser.add_argument(
-        "--steps", type=PositiveInt, default=5, metavar="N", help="steps of a measurement"
-    )
-    parser.add_argument(
         "--epochs", type=PositiveInt, default=10, metavar="N",
         help="epochs of the recipe digits, for the accuracy",
     )  # fmt: skip
     parser.add_argument(
         "--data-dir", default=default_data_dir(), metavar="DIR", help="folder for the shards"
     )
-    harness.add_arguments(parser, table=True, chart=True)
+    harness.add_arguments(parser, steps=5, table=True, chart=True)
 
 
 def run(
@@ -81,13 +78,7 @@ def _speed(network: networks.Network, precision: str, batch: int, num_steps: int
     with step_profile.pool() as pool:
         one = dataclasses.replace(network, precision=precision)
         (sample,) = pool.ask(one, batch, "one_device", 1, num_steps)
-    return {
-        "precision": precision,
-        "device": sample.device,
-        "ms": 1e3 * sample.seconds,
-        "examples_per_s": batch / sample.seconds,
-        "peak_mb": sample.peak_bytes / 1e6,
-    }
+    return {"precision": precision} | sample.as_row(batch)
 
 
 def _accuracy(precision: str, epochs: int, data_dir: str) -> dict[str, Any]:

@@ -8,21 +8,19 @@ computing, so that the hosts may share cores.
 from __future__ import annotations
 
 import contextlib
-import json as json_format
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
+from benchmarks.hosts import ENVIRON, Hosts, NotAllowedError, Workers, make_hosts
 from tfdist.bench import harness
 from tfdist.console import sizes
-from tfdist.errors import DeviceError, LaunchError
+from tfdist.errors import DeviceError
 from tfdist.plan.exchange import PAYLOAD
 
 DESCRIPTION = "step time and bytes of a pipeline over two hosts and a slow link (as root)"
@@ -53,8 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--step-ms", type=PositiveInt, default=960, help="milliseconds of a step on one device"
     )
-    parser.add_argument("--steps", type=PositiveInt, default=6, help="steps of a measurement")
-    harness.add_arguments(parser, table=True)
+    harness.add_arguments(parser, steps=6, table=True)
 
 
 def run(
@@ -129,7 +126,7 @@ def _measure(
     steps: int,
 ) -> list[dict[str, Any]]:
     results = []
-    with _started(hosts, [str(features), str(step_ms), str(steps)]) as ask:
+    with _started(hosts, [str(features), str(step_ms), str(steps)]) as workers:
         for link, rate in rates.items():
             hosts.network.slow(rate)
             for number in micro_batches:
@@ -144,53 +141,22 @@ def _measure(
                         "computing_seconds": 3 * forward * number,
                         "planned_bytes": sent,
                     }
-                    | ask(number)
+                    | workers.ask(str(number))[0]
                 )
     return results
 
 
-class _Asks:
-    """Asks the training process for a measurement."""
-
-    def __init__(self, process: subprocess.Popen[str], errors: IO[str]) -> None:
-        self._process, self._errors = process, errors
-
-    def __call__(self, num_micro_batches: int) -> dict[str, float]:
-        """Returns the answer.
-
-        Raises:
-            LaunchError: The process ended.
-        """
-        pipe_in, pipe_out = self._process.stdin, self._process.stdout
-        if pipe_in is not None and pipe_out is not None:
-            with contextlib.suppress(OSError):
-                print(num_micro_batches, file=pipe_in, flush=True)
-            if line := pipe_out.readline():
-                answer: dict[str, float] = json_format.loads(line)
-                return answer
-        self._errors.seek(0)
-        raise LaunchError(f"the training process ended: {self._errors.read()[-2000:]}")
-
-
 @contextlib.contextmanager
-def _started(hosts: Hosts, arguments: Sequence[str]) -> Iterator[_Asks]:
+def _started(hosts: Hosts, arguments: Sequence[str]) -> Iterator[Workers]:
     """Starts a device server on each host and the training process on the first."""
-    env = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     devices = ",".join(f"{address}:{_PORT}/CPU:0" for address in hosts.addresses.values())
-    command = [sys.executable, "-m", "benchmarks.remote_pipeline_worker", devices, *arguments]
-    with tempfile.TemporaryFile("w+") as errors:
-        processes = []
-        try:
-            for host in hosts.addresses:
-                server = [sys.executable, "-m", "tfdist.remote", str(_PORT)]
-                processes.append(hosts.start(host, server, env, stdout=errors))
-            pipes = {"stdin": subprocess.PIPE, "stderr": errors}
-            processes.append(hosts.start(next(iter(hosts.addresses)), command, env, **pipes))
-            yield _Asks(processes[-1], errors)
-        finally:
-            hosts.end_all()
-            for process in processes:
-                process.wait()
+    with hosts.workers() as workers:
+        for host in hosts.addresses:
+            server = [sys.executable, "-m", "tfdist.remote", str(_PORT)]
+            hosts.start(host, server, ENVIRON, stdout=workers.errors)
+        first = next(iter(hosts.addresses))
+        workers.start(first, "benchmarks.remote_pipeline_worker", devices, *arguments)
+        yield workers
 
 
 def _cells(result: dict[str, Any]) -> list[str]:

@@ -40,10 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=PositiveInt, default=2, metavar="N", help="replicas of each strategy"
     )
-    parser.add_argument(
-        "--steps", type=PositiveInt, default=5, metavar="N", help="steps of a measurement"
-    )
-    harness.add_arguments(parser, rounds=3, table=True, chart=True)
+    harness.add_arguments(parser, steps=5, rounds=3, table=True, chart=True)
 
 
 def run(

@@ -30,10 +30,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--memory", type=PositiveInt, metavar="MB",
         help="memory limit of the CPU's tensors (default: none)",
     )  # fmt: skip
-    parser.add_argument(
-        "--steps", type=PositiveInt, default=5, metavar="N", help="steps of a measurement"
-    )
-    harness.add_arguments(parser, table=True, chart=True)
+    harness.add_arguments(parser, steps=5, table=True, chart=True)
 
 
 def run(
@@ -105,15 +102,7 @@ def _on_device(
                 why = "out of memory" if out_of_memory else str(error).strip().splitlines()[-1]
                 rows.append({"device": rows[0]["device"], "batch": batch, "error": why})
                 break  # larger ones do not fit either
-            rows.append(
-                {
-                    "device": sample.device,
-                    "batch": batch,
-                    "ms": 1e3 * sample.seconds,
-                    "examples_per_s": batch / sample.seconds,
-                    "peak_mb": sample.peak_bytes / 1e6,
-                }
-            )
+            rows.append({"batch": batch} | sample.as_row(batch))
     best = max(row.get("examples_per_s", 0) for row in rows)
     enough = [row for row in rows if row.get("examples_per_s", 0) >= SATURATED * best]
     enough[0]["saturates"] = True

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
+from benchmarks.hosts import ENVIRON, Hosts, NotAllowedError, make_hosts
 from tfdist.bench import harness
 from tfdist.errors import DeviceError, LaunchError
 
@@ -98,13 +98,12 @@ def measure(hosts: Hosts, setting: Setting) -> dict[str, Any]:
         LaunchError: A process failed.
     """
     places = ",".join(f"{host}:{setting.processes}" for host in hosts.addresses)
-    env = {"PYTHONPATH": ":".join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryDirectory() as folder:
         worker = ["benchmarks.traffic_worker", setting.strategy, str(setting.devices), folder]
         train = ["--", sys.executable, "-m", *worker]
         launch = [sys.executable, "-m", "tfdist.launch", "--hosts", places]
         started = [
-            hosts.start(host, [*launch, "--on", host, *train], env) for host in hosts.addresses
+            hosts.start(host, [*launch, "--on", host, *train], ENVIRON) for host in hosts.addresses
         ]
         for process in started:
             printed, _ = process.communicate(timeout=_SECONDS)

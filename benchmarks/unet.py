@@ -29,10 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=PositiveInt, default=8, metavar="N", help="per-replica batch size"
     )
-    parser.add_argument(
-        "--steps", type=PositiveInt, default=5, metavar="N", help="steps of a measurement"
-    )
-    harness.add_arguments(parser, rounds=3, table=True, chart=True)
+    harness.add_arguments(parser, steps=5, rounds=3, table=True, chart=True)
 
 
 def run(

@@ -18,16 +18,26 @@ from tfdist.console import files, table_files, tables
 
 
 def add_arguments(
-    parser: ArgumentParser, *, rounds: int | None = None, table: bool = False, chart: bool = False
+    parser: ArgumentParser,
+    *,
+    steps: int | None = None,
+    rounds: int | None = None,
+    table: bool = False,
+    chart: bool = False,
 ) -> None:
-    """Adds the flags of a benchmark's files, `--smoke` and `--rounds`.
+    """Adds the flags of a benchmark's files, `--smoke`, `--steps` and `--rounds`.
 
     Args:
         parser: The parser to add the flags to.
+        steps: Default of `--steps`; None: the flag is not added.
         rounds: Default of `--rounds`; None: the flag is not added.
         table: Whether to add `--table`.
         chart: Whether to add `--chart`.
     """
+    if steps is not None:
+        parser.add_argument(
+            "--steps", type=PositiveInt, default=steps, metavar="N", help="steps of a measurement"
+        )
     if rounds is not None:
         parser.add_argument(
             "--rounds", type=PositiveInt, default=rounds, metavar="N",
