@@ -12,6 +12,7 @@ from jsonargparse.typing import PositiveInt
 from tfdist.console import sizes, table_files, tables
 from tfdist.errors import ConfigurationError
 from tfdist.plan import network as networks
+from tfdist.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from tfdist.plan.devices import Planner
@@ -28,8 +29,7 @@ REPLICATED = [
 ]  # fmt: skip
 #: Strategies that split one model over the devices.
 SPLIT = ["pipeline", "tensor_parallel", "sharded"]
-ACTIVATIONS = ["none", "rows"]
-SHARDS = ["optimizer", "gradients", "parameters"]
+SHARDS = STRATEGIES["sharded"].options["shard"].choices
 #: Memory that TensorFlow reserves for CUDA and its libraries on GPUs newer than Ampere
 #: (`MinSystemMemory` in `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
 _RESERVE = "1800MiB"
@@ -73,20 +73,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="number of micro-batches of pipeline",
     )  # fmt: skip
     parser.add_argument(
-        "--order", choices=["gpipe", "1f1b", "interleaved", "zb"], default="gpipe",
+        "--order", choices=STRATEGIES["pipeline"].options["order"].choices, default="gpipe",
         help="schedule of pipeline; interleaved: two stages per device",
     )  # fmt: skip
     parser.add_argument(
-        "--split-activations", nargs="+", choices=ACTIVATIONS, default=["none"],
+        "--split-activations", nargs="+", default=["none"],
+        choices=STRATEGIES["tensor_parallel"].options["split_activations"].choices,
         help="activations between split layers of tensor_parallel; rows: in parts on all devices",
     )  # fmt: skip
     parser.add_argument(
-        "--shard",
-        nargs="+",
-        choices=SHARDS,
-        default=SHARDS,
+        "--shard", nargs="+", choices=SHARDS, default=list(SHARDS),
         help="what to shard with strategy sharded",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "--card", metavar="SIZE",
         help="memory of a device, such as 24GB or 80GiB: adds the largest batch that fits",

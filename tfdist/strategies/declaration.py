@@ -25,16 +25,21 @@ class Option:
     help: str
     default: Any
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The fixed set of values; empty if there is none."""
+        return typing.get_args(self.type) if typing.get_origin(self.type) is typing.Literal else ()
+
     def check(self, name: str, value: object) -> None:
         """Checks a value against the choices, if the option has a fixed set of them.
 
         Raises:
             ConfigurationError: The value is not one of the choices.
         """
-        is_choice = typing.get_origin(self.type) is typing.Literal
-        if is_choice and value not in typing.get_args(self.type):
-            choices = ", ".join(map(str, typing.get_args(self.type)))
-            raise ConfigurationError(f"{name}={value!r}: expected one of {choices}.")
+        if self.choices and value not in self.choices:
+            raise ConfigurationError(
+                f"{name}={value!r}: expected one of {', '.join(self.choices)}."
+            )
 
 
 @dataclass(frozen=True)
