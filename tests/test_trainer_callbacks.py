@@ -28,9 +28,6 @@ from tests.support.training import (
 _LOOPS = ("train", "test", "predict")
 HOOKS = [f"on_{loop}_{when}" for loop in _LOOPS for when in ("begin", "end")]
 HOOKS += [f"on_{loop}_batch_{when}" for loop in _LOOPS for when in ("begin", "end")]
-HOOKS += [
-    f"on_{loop}_batch_{when}" for loop in ("train", "test", "predict") for when in ("begin", "end")
-]
 HOOKS += ["on_epoch_begin", "on_epoch_end", "on_batch_begin", "on_batch_end", "set_params"]
 
 Callbacks = Callable[[Path], kc.Callback | list[kc.Callback]]

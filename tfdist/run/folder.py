@@ -21,7 +21,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -108,8 +108,17 @@ class RunFolder:
             ConfigurationError: The folder has another run's results, is in use by another run,
                 cannot be created, or its disk is too full for the model.
         """
+        comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
+
+        def fill(folder: RunFolder) -> None:
+            """Writes the files that describe a new run."""
+            folder._prepare(config.resume)
+            folder._write(CONFIG, comments + config.to_yaml())
+            folder._write(VERSIONS, json.dumps({**software(), **comes_from}, indent=2) + "\n")
+            probe_space(folder.path, model)
+
         if config.run_dir and storage.is_object_store(config.run_dir):
-            return cls._in_bucket(config, model, what_runs, comes_from)
+            return cls._in_bucket(config, fill)
         existing = _to_resume(config) if config.resume == "auto" else None
         if existing is not None:
             folder = cls(existing)
@@ -120,7 +129,7 @@ class RunFolder:
         with _explained(config):
             folder = cls._named(config.run_dir) if config.run_dir else cls._new(config)
             folder._acquire()
-            folder._fill(config, model, what_runs, comes_from)
+            fill(folder)
         return folder
 
     @property
@@ -205,14 +214,8 @@ class RunFolder:
         self._lock.release()
 
     @classmethod
-    def _in_bucket(
-        cls,
-        config: TrainConfig,
-        model: Any,
-        what_runs: Mapping[str, str],
-        comes_from: Mapping[str, Any],
-    ) -> RunFolder:
-        """Creates or opens, and locks, a folder in an object store; as `create`."""
+    def _in_bucket(cls, config: TrainConfig, fill: Callable[[RunFolder], None]) -> RunFolder:
+        """Creates or opens, and locks, a folder in an object store; `fill` writes new files."""
         folder = cls(str(config.run_dir))
         folder._acquire()
         try:
@@ -220,7 +223,7 @@ class RunFolder:
                 if folder._mirror is not None:
                     folder._mirror.open((CONFIG, VERSIONS, *_METRICS))
                 if config.resume != "auto" or not _can_resume(config, folder):
-                    folder._fill(config, model, what_runs, comes_from)
+                    fill(folder)
                 folder.upload()
         except BaseException:
             folder.discard()
@@ -250,20 +253,6 @@ class RunFolder:
             else:
                 folder._created = [folder.path]
                 return folder
-
-    def _fill(
-        self,
-        config: TrainConfig,
-        model: Any,
-        what_runs: Mapping[str, str],
-        comes_from: Mapping[str, Any],
-    ) -> None:
-        """Writes the files that describe a new run; the arguments are those of `create`."""
-        self._prepare(config.resume)
-        comments = "".join(f"# {name}: {what}\n" for name, what in what_runs.items())
-        self._write(CONFIG, comments + config.to_yaml())
-        self._write(VERSIONS, json.dumps({**software(), **comes_from}, indent=2) + "\n")
-        probe_space(self.path, model)
 
     def _acquire(self) -> None:
         """Locks the folder, and removes what killed runs left in it.
