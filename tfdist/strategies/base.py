@@ -395,7 +395,7 @@ class Strategy(ABC):
         """
         num_local, several = self.num_local_replicas, self.group.size > 1
         rows = num_rows(batch)
-        with tf.device(connection.on_this_host("CPU:0")):  # where the loop counts, not on a GPU
+        with inner_loop.on_host():  # where the loop counts
             checksum = tf.constant(0, tf.int64)
         if several and (whole or not own_rows):
             checksum = batches.checksum(batch, self.check_data)

@@ -106,7 +106,7 @@ def _compiled(
     graphs: list[tf.Graph] = []
 
     # Branches return their results on the first GPU, whatever the device they were computed on.
-    numbers_on: Callable[[], Any] = nullcontext if end else _host
+    numbers_on: Callable[[], Any] = nullcontext if end else on_host
 
     def run(iterator: Any, num_steps: tf.Tensor) -> tuple[LoopResult, Logs]:
         if not tf.executing_eagerly():
@@ -134,7 +134,7 @@ def _compiled(
 
             if end is None:
                 return *make_step(), 1
-            with _host():
+            with on_host():
                 more = tf.cast(has_batch, tf.int32)
             return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), more
 
@@ -151,7 +151,7 @@ def _compiled(
     return RepeatedCalls(function)
 
 
-def _host() -> Any:
+def on_host() -> Any:
     """Returns a context for the loop's own numbers, which TensorFlow would put on the first GPU.
 
     There, the host would wait in each iteration until the GPU has made the step before, and the GPU
@@ -174,7 +174,7 @@ def _repeatedly(
             )
 
         def goes_on(*before: tf.Tensor) -> Any:
-            traced.enter_context(_host())
+            traced.enter_context(on_host())
             *_, more = whole(before)
             return tf.convert_to_tensor(more) > 0
 
@@ -204,9 +204,9 @@ def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:
     else:
         batch = iterator.get_next()
         arrived = next(t for t in _leaves(batch) if t is not None)
-        with _host():
+        with on_host():
             has_batch = tf.constant(True)
-    with _host(), tf.control_dependencies([arrived]):
+    with on_host(), tf.control_dependencies([arrived]):
         return batch, has_batch, clock.now()
 
 
