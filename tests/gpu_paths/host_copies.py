@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_graphs import function_called
+from tfdist.upstream.tensorflow_graphs import function_graph
 from tfdist.upstream.tensorflow_kernels import inputs_in_host_memory, outputs_in_host_memory
 
 #: Operations that call functions, and arguments of functions: they compute no tensor themselves.
@@ -47,7 +47,7 @@ def _functions(graph: tf.Graph, is_condition: bool = False) -> Iterator[tuple[tf
     for operation in graph.get_operations():
         for name, attribute in operation.node_def.attr.items():
             if attribute.WhichOneof("value") == "func" and attribute.func.name:
-                called = function_called(graph, attribute.func.name)
+                called = function_graph(operation, name)
                 yield from _functions(called, name == "cond" and operation.type in _LOOPS)
 
 

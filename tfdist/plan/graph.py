@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_graphs import function_called
+from tfdist.upstream.tensorflow_graphs import function_graph
 
 #: Operations that return their first input unchanged or with another shape.
 _ALIASES = {
@@ -73,7 +73,7 @@ def loop_body(graph: tf.Graph) -> tf.Graph:
         StopIteration: The graph has no loop.
     """
     loop = next(op for op in graph.get_operations() if op.type in _LOOPS)
-    return function_called(graph, loop.get_attr("body").name)
+    return function_graph(loop, "body")
 
 
 def variable_devices(graph: tf.Graph) -> dict[Output, str]:
@@ -208,7 +208,7 @@ class _Inliner:
             if op.type in _CALLS or op.type in _BRANCHES:
                 inner = f"{prefix}{op.name}/"
                 arguments = inputs[1:] if op.type in _BRANCHES else inputs
-                self._inline_call(graph, op, inner, arguments, outputs, device)
+                self._inline_call(op, inner, arguments, outputs, device)
                 # Operations that depend on the call depend on everything inside it.
                 inside = [name for name in self.found if name.startswith(inner)]
                 end = Operation("NoOp", [], [*inside, *after], [], device=device)
@@ -218,7 +218,6 @@ class _Inliner:
 
     def _inline_call(
         self,
-        graph: tf.Graph,
         op: tf.Operation,
         inner: str,
         arguments: list[Output],
@@ -228,7 +227,7 @@ class _Inliner:
         """Adds the operations of the called function, and maps the call's outputs to them."""
         # For a conditional, the branch that updates weights. The other one skips the step.
         attribute = _CALLS.get(op.type, "then_branch")
-        called = function_called(graph, op.get_attr(attribute).name)
+        called = function_graph(op, attribute)
         inside = {_output(to): given for to, given in zip(called.inputs, arguments, strict=True)}
         self.inline(called, inner, inside, device)
         for number, result in enumerate(called.outputs):

@@ -32,16 +32,6 @@ LOOPS = ("While", "StatelessWhile")
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case"}
 
 
-def function_called(graph: tf.Graph, name: str) -> tf.Graph:
-    """Returns the graph of a function that an operation calls: `tf.Graph._get_function`.
-
-    Args:
-        graph: The graph of the operation.
-        name: Name of the function.
-    """
-    return graph._get_function(name).graph
-
-
 def kinds_of(graph: tf.Graph) -> set[str]:
     """Returns the types of all operations in a graph and in functions it calls."""
     kinds = {operation.type for operation in graph.get_operations()}
