@@ -191,14 +191,11 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
     RMSprop's are `_momentums`; those of SGD are public.
     """
-    if not optimizer.built:
-        found = []
-    elif isinstance(optimizer, keras.optimizers.SGD):
+    found = []
+    if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):
         found = optimizer.momentums
-    elif isinstance(optimizer, keras.optimizers.RMSprop):
+    elif optimizer.built and isinstance(optimizer, keras.optimizers.RMSprop):
         found = optimizer._momentums
-    else:
-        found = []
     return [v for v in found if v is not None]
 
 

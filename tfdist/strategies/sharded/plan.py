@@ -200,11 +200,4 @@ def tensors_of(variable: keras.Variable) -> list[tf.Variable]:
     parts = variable.parts if is_cut else []
     if is_cut and not variable.is_whole:
         return parts
-    return [variable.value, *copies_of(variable), *parts]
-
-
-def copies_of(variable: keras.Variable) -> list[tf.Variable]:
-    """Returns those that are copies of a full variable on other devices."""
-    if isinstance(variable, ShardedVariable) and not variable.is_whole:
-        return []
-    return list(mirrored_variables.copies_of(variable.value).values())
+    return [variable.value, *mirrored_variables.copies_of(variable.value).values(), *parts]
