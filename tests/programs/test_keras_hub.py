@@ -15,6 +15,8 @@ import pytest
 from keras import losses
 
 import tfdist
+from tests.conformance.results import compare
+from tests.programs import engines
 from tests.programs.engines import assert_equals_one_device
 from tests.programs.program import TOLERANCE, Program, unregistered
 from tests.programs.rows import integers, normal
@@ -203,7 +205,7 @@ CASES: dict[str, Case] = {
     "Qwen MoE": causal_lm("QwenMoe", EXPERTS | SHARED_EXPERT),
     "BERT, classes": classifier("Bert", HEADS),
     "DeBERTa, classes": classifier("DebertaV3", HEADS | {"bucket_size": 4}, TOKENS),
-    "BERT, masked words": masked_lm("Bert", HEADS),
+    "BERT, masked words": masked_lm("Bert", HEADS | {"dropout": 0.0}),
     "ALBERT, masked words": masked_lm("Albert", HEADS | {"embedding_dim": 4}),
     "ResNet": image_classifier("ResNet", _resnet),
     "ViT": image_classifier("ViT", _vit),
@@ -228,6 +230,17 @@ def _program(name: str) -> Program:
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_device(name: str) -> None:
     assert_equals_one_device(_program(name))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "strategy", ["pipeline", "pipeline zb", "tensor_parallel", "sharded parameters"]
+)
+@pytest.mark.parametrize("name", ["Gemma", "Llama", "BERT, masked words"])
+def test_split_model_equals_one_device(name: str, strategy: str) -> None:
+    """Their first layer, the table of words, is also the last one."""
+    program = _program(name)
+    assert not compare(engines.tfdist(program, strategy, 2), engines.plain(program), program)
 
 
 @pytest.mark.long

@@ -141,6 +141,15 @@ def _through(
     return function(call, operation, *args, **kwargs)
 
 
+def learned_weights(operation: keras.Operation) -> list[keras.Variable]:
+    """Returns the weights of a layer that were created as trainable, whether or not it is frozen.
+
+    `Layer._trainable_variables`. Its other variables are state, which calls may update.
+    """
+    layers = flatten_layers(operation) if isinstance(operation, keras.layers.Layer) else []
+    return [variable for layer in layers for variable in layer._trainable_variables]
+
+
 def is_in_remat_scope(operation: keras.Operation) -> bool:
     """Returns whether an operation was created in a `keras.RematScope`: `Operation._remat_mode`."""
     mode = getattr(operation, "_remat_mode", None)

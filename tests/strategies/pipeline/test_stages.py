@@ -40,15 +40,32 @@ def test_unknown_layer_names_raise() -> None:
         into_stages(chain(2, 2, 2), 3, ["part_1", "part_0"])
 
 
-def test_shared_weights_stay_in_one_stage() -> None:
-    inputs, shared = keras.Input((4,)), layers.Dense(4, name="shared")
+def called_twice(shared: layers.Layer) -> keras.Model:
+    """Returns a model that calls a layer, one in between, the same one again, and two more."""
+    inputs = keras.Input((4,))
     hidden = layers.Dense(4, name="between")(shared(inputs))
     hidden = layers.Dense(4, name="behind")(shared(hidden))
-    model = keras.Model(inputs, layers.Dense(1, name="last")(hidden))
+    return keras.Model(inputs, layers.Dense(1, name="last")(hidden))
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_stages_share_weights_if_there_are_too_few_other_places(trainable: bool) -> None:
+    model = called_twice(layers.Dense(4, name="shared", trainable=trainable))
     assert into_stages(model, 2).ends() == [("shared", "shared"), ("behind", "last")]
-    with pytest.raises(UnsupportedModelError, match=r"3 stages at most, not 4.*: shared/"):
+    stages = into_stages(model, 4)
+    assert stages.num_stages == len(stages.ends()) == 4
+    assert sum(stages.num_parameters()) == model.count_params()  # the first one stores it
+    stages = into_stages(model, 2, ["between"])
+    assert stages.ends() == [("shared", "between"), ("shared", "last")]
+    assert stages.shared_weights() == {"shared/kernel": [0, 1], "shared/bias": [0, 1]}
+
+
+def test_calls_that_share_state_stay_in_one_stage() -> None:
+    model = called_twice(layers.BatchNormalization(name="shared"))
+    assert into_stages(model, 3).ends()[0] == ("shared", "shared")
+    with pytest.raises(UnsupportedModelError, match=r"3 stages at most, not 4.*: shared/moving_"):
         into_stages(model, 4)
-    with pytest.raises(UnsupportedModelError, match="'between' would leave shared/kernel in two"):
+    with pytest.raises(UnsupportedModelError, match=r"after 'between' would leave shared/moving_"):
         into_stages(model, 2, ["between"])
 
 
@@ -75,5 +92,5 @@ def test_models_that_cannot_be_split_raise() -> None:
         into_stages(Stepping(inputs, layers.Dense(1)(inputs)), 2)
     with pytest.raises(UnsupportedModelError, match="into 2 stages at most, not 3: it has 2 calls"):
         into_stages(mlp(), 3)
-    with pytest.raises(UnsupportedModelError, match="use strategy 'one_device'"):
+    with pytest.raises(UnsupportedModelError, match="use strategy 'sharded'"):
         into_stages(chain(1), 2)

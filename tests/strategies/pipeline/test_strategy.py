@@ -74,6 +74,32 @@ def test_stages_are_on_their_devices_and_match_one_device(
     }
 
 
+def build_tied() -> keras.Model:
+    """Returns a language model whose first and last layers are the same, as are the others."""
+    keras.utils.set_random_seed(1)
+    inputs, table = keras.Input((3,), dtype="int32"), layers.ReversibleEmbedding(7, 4, name="table")
+    dense = layers.Dense(4, "tanh", name="dense")
+    outputs = table(dense(dense(table(inputs))), reverse=True)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return compiled(keras.Model(inputs, outputs), keras.optimizers.Adam(0.05, epsilon=1e-2), loss)
+
+
+@pytest.mark.parametrize(("order", "remat"), [("interleaved", "all"), ("zb", "none")])
+def test_stages_that_share_a_weight_match_one_device(order: str, remat: str) -> None:
+    words = np.arange(33, dtype="int32").reshape(11, 3) % 7
+    fit = {"x": words, "y": words[:, ::-1], "batch_size": 7, "shuffle": False, "verbose": 0}
+    plain = build_tied()
+    losses = plain.fit(**fit).history["loss"]
+    pipeline = Pipeline(2, micro_batches=2, order=order)
+    trainer = tfdist.Trainer(build_tied, strategy=pipeline, remat=remat)
+    np.testing.assert_allclose(trainer.fit(**fit).history["loss"], losses, rtol=1e-5)
+    assert_same_weights(trainer.model, plain)
+    last = pipeline.num_stages - 1
+    shared = trainer.describe()["shared weights"]
+    assert shared.startswith(f"table/embeddings: stages 0, {last}")
+    assert trainer.model.get_layer("table").embeddings.value.device.endswith("CPU:0")
+
+
 def test_describe_lists_stages_and_bubble() -> None:
     described = Pipeline(2, micro_batches=6, order="1f1b").describe()
     assert described["stages"] == "2, split when the shapes of the data are known"

@@ -25,7 +25,7 @@ def test_probe_is_not_a_micro_batch() -> None:
     @tf.function(autograph=False)
     def step(x: tf.Tensor) -> tf.Tensor:
         order = Order("gpipe", 2, 2)
-        tracing = Tracing({layer: 1}, ["CPU:0", "CPU:1"], order, lambda: 0)
+        tracing = Tracing({layer: [1]}, ["CPU:0", "CPU:1"], order, lambda: 0)
         first = computed(tracing, x)
         with tf.init_scope():
             probe = tf.function(lambda x: computed(tracing, x), autograph=False)

@@ -17,6 +17,7 @@ from tests.support.training import (
     X,
     assert_close,
     assert_resumes_from_another_strategy,
+    assert_same_weights,
     build,
     momentum,
 )
@@ -139,6 +140,25 @@ def test_optimizer_without_config_trains() -> None:
     trainer = Trainer(make, Sharded(2, smallest=1))
     assert "weights and optimizer state" not in trainer.describe()
     trainer.fit(**FIT)
+
+
+def test_weight_for_the_logits_of_a_table_is_sharded() -> None:
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,), dtype="int32")
+        table = layers.ReversibleEmbedding(30, 4, tie_weights=False)
+        model = keras.Model(inputs, table(table(inputs), reverse=True))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.5, momentum=0.9), loss)
+        return model
+
+    plain, trainer = make(), Trainer(make, Sharded(2, shard="parameters", smallest=1))
+    for runner in (plain, trainer):
+        runner.fit(IDS, IDS[:, ::-1], batch_size=7, shuffle=False, verbose=0)
+    assert_same_weights(trainer.model, plain)
+    table, for_logits = trainer.model.trainable_variables
+    assert isinstance(for_logits, ShardedVariable)
+    assert not isinstance(table, ShardedVariable)
 
 
 @pytest.mark.parametrize("entries", ["of its rows", "the same"])

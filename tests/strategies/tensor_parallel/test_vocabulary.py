@@ -11,6 +11,8 @@ from keras import layers
 from tests.conformance import engines, results
 from tests.conformance.cases import CASES
 from tests.strategies.tensor_parallel.test_layout import kinds, planned
+from tests.support.case import compiled
+from tests.support.training import assert_same_weights
 from tfdist.strategies.tensor_parallel.calls import looked_up
 from tfdist.strategies.tensor_parallel.strategy import TensorParallel
 from tfdist.trainer import Trainer
@@ -24,6 +26,7 @@ LONG = (
     "adadelta", "schedulefreeadamw",
 )  # fmt: skip
 ROWS = {"embeddings$": ("model", None)}
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,33 @@ def test_equals_one_device(name: str, devices: int) -> None:
     found = engines.by_trainer(case, trainer)
     assert "by vocabulary" in trainer.describe()["split"]
     assert not results.compare(found, engines.one_device(case), case)
+
+
+class Renamed(layers.ReversibleEmbedding):
+    """A subclass that changes nothing, as KerasHub's."""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_table_that_computes_logits_is_sharded_by_rows(tied: bool) -> None:
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,), dtype="int32")
+        table = Renamed(7, 4, tie_weights=tied, mask_zero=True, logit_soft_cap=2.0)
+        dense = layers.Dense(4, "tanh")
+        dense.trainable = not tied  # frozen weights are multiplied, too
+        outputs = table(dense(table(inputs)), reverse=True)
+        return compiled(keras.Model(inputs, outputs), keras.optimizers.SGD(0.5, momentum=0.9), LOSS)
+
+    words = np.arange(33, dtype="int32").reshape(11, 3) % 7
+    fit = {"x": words, "y": words[:, ::-1], "batch_size": 4, "shuffle": False, "verbose": 0}
+    plain, trainer = build(), Trainer(build, TensorParallel(3, smallest=1))
+    losses = plain.fit(**fit).history["loss"]
+    np.testing.assert_allclose(trainer.fit(**fit).history["loss"], losses, rtol=1e-5)
+    assert_same_weights(trainer.model, plain)
+    split = trainer.describe()["split"]
+    assert "and 100.0% of the work" in split
+    assert "1 by vocabulary" in split
+    assert trainer.model.layers[1].embeddings.parts[2].shape == (2, 4)
 
 
 def test_narrow_table_is_sharded_by_rows() -> None:

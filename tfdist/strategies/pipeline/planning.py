@@ -207,7 +207,7 @@ def _describe_stages(
     cost_texts = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
     if (held := stages.num_bytes()) is not None:
         cost_texts = [f", {num_bytes / 1e6:,.1f} MB" for num_bytes in held]
-    return {
+    rows = {
         f"stage {number}": (
             f"{first} .. {last}: {size:,} parameters ({size / total:.0%}){cost}, "
             f"on {connection.short(devices[device_of(number, len(devices))])}"
@@ -216,3 +216,8 @@ def _describe_stages(
             zip(stages.ends(), sizes, cost_texts, strict=True)
         )
     }
+    if shared := stages.shared_weights():
+        (path, readers), *more = shared.items()
+        text = f"{path}: stages {', '.join(map(str, readers))}"
+        rows["shared weights"] = text + (f", and {len(more)} more" if more else "")
+    return rows

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
-from tfdist.upstream.keras_layers import operations_called_by
+from tfdist.upstream.keras_layers import learned_weights, operations_called_by
 
 
 class Costs(NamedTuple):
@@ -42,11 +42,30 @@ class Stages(NamedTuple):
     costs: Costs | None = None
 
     def weights(self) -> list[list[keras.Variable]]:
-        """Returns the variables of each stage, each variable once."""
-        found: list[dict[int, keras.Variable]] = [{} for _ in range(self.num_stages)]
+        """Returns the variables that each stage stores: those that it is the first to read."""
+        found: list[list[keras.Variable]] = [[] for _ in range(self.num_stages)]
+        seen = set[int]()
         for operation, number in zip(self.operations, self.numbers, strict=True):
-            found[number] |= {id(v): v for v in getattr(operation, "variables", [])}
-        return [list(own.values()) for own in found]
+            for variable in getattr(operation, "variables", []):
+                if id(variable) not in seen:
+                    seen.add(id(variable))
+                    found[number].append(variable)
+        return found
+
+    def stages_of_calls(self) -> dict[keras.Operation, list[int]]:
+        """Returns the stages of the calls of each operation, in order."""
+        found: dict[keras.Operation, list[int]] = {}
+        for operation, number in zip(self.operations, self.numbers, strict=True):
+            found.setdefault(operation, []).append(number)
+        return found
+
+    def shared_weights(self) -> dict[str, list[int]]:
+        """Returns the stages that read a weight, by its path, if they are several."""
+        found: dict[str, set[int]] = {}
+        for operation, number in zip(self.operations, self.numbers, strict=True):
+            for variable in getattr(operation, "variables", []):
+                found.setdefault(variable.path, set()).add(number)
+        return {path: sorted(readers) for path, readers in found.items() if len(readers) > 1}
 
     def num_parameters(self) -> list[int]:
         """Returns the number of elements of each stage's variables."""
@@ -85,6 +104,8 @@ def into_stages(
 ) -> Stages:
     """Splits a model into stages.
 
+    Calls that share a weight stay in one stage if there are enough other places to split.
+
     Args:
         model: A built model.
         num_stages: The number of stages.
@@ -92,14 +113,13 @@ def into_stages(
         costs: Costs to balance; None: balance the number of parameters.
 
     Raises:
-        UnsupportedModelError: The model has too few places to split, or one layer would be in two
-            stages.
+        UnsupportedModelError: The model has too few places to split, or two stages would have to
+            update the state of a layer.
         ConfigurationError: No layer has a name of `cut_at`, or they are out of order.
     """
     check_no_custom_step(model)
     operations = calls_of_model(model)
-    shared = shared_spans(operations)
-    allowed = cut_places(len(operations), [(first, last) for first, last, _ in shared])
+    shared = shared_spans(operations, of_state=True)
     if cut_at:
         where = [_place_after(operations, name, shared) for name in cut_at]
         if sorted(set(where)) != where:
@@ -108,6 +128,10 @@ def into_stages(
                 "calls them, each once."
             )
     else:
+        for spans in (shared_spans(operations), shared):
+            allowed = cut_places(len(operations), [span[:2] for span in spans])
+            if len(allowed) >= num_stages - 1:
+                break
         _check_enough_places(operations, num_stages, allowed, shared)
         costs_by_stage = costs.by_stage if costs else [_num_elements(operations)] * num_stages
         where = balanced_cuts(costs_by_stage, allowed)
@@ -157,18 +181,27 @@ def check_no_custom_step(model: keras.Model) -> None:
             )
 
 
-def shared_spans(calls: list[keras.Operation]) -> list[tuple[int, int, str]]:
-    """Returns the spans of calls that have to stay in one stage.
+def shared_spans(
+    calls: Sequence[keras.Operation], of_state: bool = False
+) -> list[tuple[int, int, str]]:
+    """Returns the spans between calls of the same layer, or of layers that share a weight.
 
-    These are calls of the same layer, or of layers that share a weight.
+    Args:
+        calls: The operation of each call.
+        of_state: Whether to return only spans that cannot be split, because they share what calls
+            update, such as the moving statistics of BatchNorm. Several stages can read a weight.
 
     Returns:
         The first and the last call of each span, and the name of what they share.
     """
     seen: dict[int, tuple[int, int, str]] = {}
     for place, operation in enumerate(calls):
-        shared = [(id(v), v.path) for v in getattr(operation, "variables", [])]
-        for key, name in shared or [(id(operation), operation.name)]:
+        weights = {id(v) for v in learned_weights(operation)} if of_state else set()
+        variables = getattr(operation, "variables", [])
+        shared = [(id(v), v.path) for v in variables if id(v) not in weights]
+        if not of_state and not shared:
+            shared = [(id(operation), operation.name)]
+        for key, name in shared:
             first, _, known = seen.get(key, (place, place, name))
             seen[key] = (first, place, known)
     return [span for span in seen.values() if span[0] < span[1]]
@@ -246,10 +279,8 @@ def _check_enough_places(
     if shared:
         names = sorted({name for _, _, name in shared})
         more = f" and {len(names) - 3} more" if names[3:] else ""
-        why += f", and layers that share weights stay in one stage: {', '.join(names[:3])}{more}"
-    cure = (
-        f"use stages={len(allowed) + 1}" if allowed else "use strategy 'one_device' or 'mirrored'"
-    )
+        why += f", and calls that share state stay in one stage: {', '.join(names[:3])}{more}"
+    cure = f"use stages={len(allowed) + 1}" if allowed else "use strategy 'sharded' or 'mirrored'"
     raise UnsupportedModelError(
         f"The model can be split into {len(allowed) + 1} stages at most, not {num_stages}: {why}; "
         f"{cure}."

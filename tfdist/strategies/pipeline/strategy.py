@@ -30,7 +30,7 @@ from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.upstream.keras_layers import operations_called_through
-from tfdist.upstream.keras_model import move
+from tfdist.upstream.keras_model import move, values_chosen_by
 from tfdist.upstream.keras_optimizers import slots_of
 
 #: Where weights are until the stages are known.
@@ -107,8 +107,8 @@ class Pipeline(Strategy):
         )  # fmt: skip
         self.measured_bubble = MeasuredBubble(self.num_stages, micro_batches, len(names))
         self._threads = ReplicaThreads()
-        self._stage_of: weakref.WeakKeyDictionary[keras.Operation, int]
-        self._stage_of = weakref.WeakKeyDictionary()
+        self._stages_of: weakref.WeakKeyDictionary[keras.Operation, list[int]]
+        self._stages_of = weakref.WeakKeyDictionary()
         self._tracing: Tracing | None = None
         self.stages: Stages | None = None
 
@@ -137,8 +137,7 @@ class Pipeline(Strategy):
         if not model.built:
             return
         self.stages = found = self.planner.stages_of(model)
-        for operation, stage in zip(found.operations, found.numbers, strict=True):
-            self._stage_of[operation] = stage
+        self._stages_of.update(found.stages_of_calls())
         homes = self._homes()
         for weights in found.weights():
             for weight in weights:
@@ -160,9 +159,10 @@ class Pipeline(Strategy):
     def run(self, fn: ReplicaFn) -> list[Any]:
         order = Order(self.order, self.num_stages, self.micro_batches, len(self.devices))
         homes = self._stage_devices()
-        self._tracing = Tracing(self._stage_of, homes, order, self._threads.index)
+        self._tracing = Tracing(self._stages_of, homes, order, self._threads.index)
         try:
-            with operations_called_through(self._tracing.call):
+            tracing = self._tracing
+            with operations_called_through(tracing.call), values_chosen_by(tracing.value):
                 last = [self.devices[-1]] * self.micro_batches
                 results = self._threads.run(fn, last, self._sum)
             order.connect()

@@ -7,6 +7,7 @@ from. `tf.gradients` places backward operations on the devices of their forward 
 
 from __future__ import annotations
 
+import collections
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,14 +18,15 @@ import tensorflow as tf
 
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.schedule import Pass
-from tfdist.upstream.keras_model import mask_of, set_mask
+from tfdist.upstream.keras_layers import is_in_remat_scope
+from tfdist.upstream.keras_model import flatten_layers, mask_of, set_mask
 
 
 class Tracing:
     """The calls of all micro-batches in the graph that is being traced.
 
     Args:
-        stages: The stage of each operation that is in one.
+        stages: The stages of the calls of an operation, in order, if it is in stages.
         devices: The device of each stage.
         order: The order of the micro-batches.
         micro_batch: Returns the micro-batch that the calling thread traces; None: it traces none.
@@ -32,17 +34,28 @@ class Tracing:
 
     def __init__(
         self,
-        stages: Mapping[keras.Operation, int],
+        stages: Mapping[keras.Operation, Sequence[int]],
         devices: Sequence[str],
         order: Order,
         micro_batch: Callable[[], int | None],
     ) -> None:
         self._stages, self._devices, self._order = stages, devices, order
-        values = ((v.value, i) for own, i in stages.items() for v in getattr(own, "variables", []))
-        self._stages_of_weights = {v.ref(): i for v, i in values if isinstance(v, tf.Variable)}
+        values = (
+            (v.value, min(numbers))
+            for own, numbers in stages.items()
+            for v in getattr(own, "variables", [])
+        )
+        self._stages_of_weights: dict[Any, int] = {}  # the first that reads it stores it
+        for value, stage in values:
+            if isinstance(value, tf.Variable):
+                key = value.ref()
+                self._stages_of_weights[key] = min(stage, self._stages_of_weights.get(key, stage))
         self._micro_batch = micro_batch
         self._graph = _graph()
-        self._inside: set[int] = set()
+        # The stage of a micro-batch's current call; None if it is recomputed in the backward pass.
+        self._inside: dict[int, int | None] = {}
+        self._num_calls: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._copies: dict[tuple[str, Any], tf.Tensor] = {}
         # By micro-batch and id of a tensor. The tensor is kept, so that no other gets its id.
         self._made_in: dict[tuple[int, int], tuple[int, tf.Tensor]] = {}
         self._entered: dict[tuple[int, int, int], tuple[tf.Tensor, tf.Tensor]] = {}
@@ -52,26 +65,48 @@ class Tracing:
     def call(self, plain: Callable[..., Any], operation: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls an operation on the device of its stage, with all that it calls itself."""
         number = self._micro_batch()
-        stage = self._stages.get(operation)
-        if stage is None or number is None or number in self._inside:
+        stages = self._stages.get(operation)
+        if stages is None or number is None or number in self._inside:
             return plain(operation, *args, **kwargs)
         if _graph() is not self._graph:  # the graph of a probe, which is not part of a micro-batch
             return plain(operation, *args, **kwargs)
+        stage = stages[self._num_calls[number, id(operation)] % len(stages)]
+        self._num_calls[number, id(operation)] += 1
         args, kwargs = keras.tree.map_structure(
             lambda leaf: self._entering(number, stage, leaf), (args, kwargs)
         )
-        self._inside.add(number)
+        self._inside[number] = None if _is_rematerialized(operation) else stage
         try:
             with tf.device(self._devices[stage]):
                 outputs = plain(operation, *args, **kwargs)
         finally:
-            self._inside.remove(number)
+            del self._inside[number]
         output_tensors = [t for t in keras.tree.flatten(outputs) if isinstance(t, tf.Tensor)]
         if not tf.executing_eagerly():
             for tensor in output_tensors:
                 self._made_in[number, id(tensor)] = (stage, tensor)
             self._order.has_gone_forward(stage, number, output_tensors)
         return outputs
+
+    def value(self, variable: Any) -> Any:
+        """Returns what a layer reads of a variable: in another stage, one copy for each step.
+
+        A rematerialized layer reads the variable, because only variables have a gradient then.
+        """
+        number = self._micro_batch()
+        stage = None if number is None else self._inside.get(number)
+        if stage is None or not isinstance(variable, tf.Variable) or _graph() is not self._graph:
+            return variable
+        stored, device = self._stages_of_weights.get(variable.ref(), stage), self._devices[stage]
+        if self._devices[stored] == device or not variable.dtype.is_floating:
+            return variable
+        key = device, variable.ref()
+        if key not in self._copies:
+            with _placed(self._devices[stored], []):
+                stored_value = variable.read_value()
+            with _placed(device, []):
+                self._copies[key] = tf.identity(stored_value)
+        return self._copies[key]
 
     def inputs(self) -> list[tf.Tensor]:
         """Returns the first micro-batch's inputs, on the devices of the stages that read them."""
@@ -157,6 +192,11 @@ class Tracing:
             gate = tf.identity(tensor)
         self._order.begins(own, gate)
         return gate
+
+
+def _is_rematerialized(operation: keras.Operation) -> bool:
+    is_layer = isinstance(operation, keras.layers.Layer)
+    return is_layer and any(map(is_in_remat_scope, flatten_layers(operation)))
 
 
 @contextmanager

@@ -143,14 +143,15 @@ def reason_whole(
 
 
 def tables(model: keras.Model) -> set[int]:
-    """Returns the ids of weights with sparse gradients: those of Embeddings.
+    """Returns the ids of weights with sparse gradients: those of Embeddings that look up.
 
     To shard them, the gradients would have to be made dense, and optimizers treat these
-    differently.
+    differently. The gradient of a `ReversibleEmbedding`'s own weight for logits is dense.
     """
     layers = keras_model.flatten_layers(model)
     embeddings = [layer for layer in layers if isinstance(layer, keras.layers.Embedding)]
-    return {id(v) for layer in embeddings for v in layer.variables}
+    for_logits = {id(getattr(layer, "reverse_embeddings", None)) for layer in embeddings}
+    return {id(v) for layer in embeddings for v in layer.variables} - for_logits
 
 
 def can_be_cut(weight: keras.Variable, smallest: int) -> bool:

@@ -163,14 +163,24 @@ class Calls:
             return total
         return total, tf.concat([scores for _, scores in slices], -3)
 
-    def _vocabulary(self, split: Split, call: Callable[..., Any], ids: Any) -> tf.Tensor:
-        """Looks up ids in the rows of a table that each device has."""
-        del call  # it would look up all ids in one slice
+    def _vocabulary(
+        self, split: Split, call: Callable[..., Any], x: Any, reverse: bool = False
+    ) -> tf.Tensor:
+        """Looks up ids in the rows of a table that each device has, or computes their logits."""
         parts = []
+        if reverse:
+            for number, own in enumerate(self._cut(x, None)):
+                with self._on(number):
+                    parts.append(call(own, reverse=True))
+            return self._joined(split.outputs, parts)
         for number in range(len(self._devices)):
             with self._on(number):
                 parts.append(tf.convert_to_tensor(split.layer.embeddings))
-        return looked_up(split.layer, parts, ids)
+        rows = looked_up(split.layer, parts, x)
+        mask = keras.layers.Embedding.compute_mask(split.layer, x)
+        if mask is not None:  # the call of a reversible table sets it
+            set_mask(rows, mask)
+        return rows
 
     def _follow(self, call: Callable[..., Any], x: Any, **options: Any) -> Any:
         """Calls a layer without weights on slices."""

@@ -29,6 +29,7 @@ class Call(NamedTuple):
         outputs: Numbers of its output tensors.
         rank: The rank of the first input.
         positions: Vectors of channels per example in the output; unknown sizes count as 1.
+        output_rank: The rank of the first output.
     """
 
     layer: keras.Operation
@@ -36,6 +37,7 @@ class Call(NamedTuple):
     outputs: list[int]
     rank: int
     positions: int
+    output_rank: int = 0
 
 
 class Layout(NamedTuple):
@@ -240,9 +242,9 @@ def calls_of(model: keras.Model) -> list[Call]:
             inside.pop()
         inputs_read, made = _tensors((args, options)), _tensors(outputs)
         tensors.extend([*inputs_read, *made])
-        rank = inputs_read[0].shape.rank or 0 if inputs_read else 0
+        ranks = [each[0].shape.rank or 0 if each else 0 for each in (inputs_read, made)]
         numbers = [id(tensor) for tensor in inputs_read], [id(tensor) for tensor in made]
-        found.append(Call(operation, *numbers, rank, _positions(made)))
+        found.append(Call(operation, *numbers, ranks[0], _positions(made), ranks[1]))
         return outputs
 
     # Keras's own remat takes no keyword arguments in a graph.

@@ -4,7 +4,7 @@
 of all outputs from some of the inputs (Shoeybi et al. 2019, "Megatron-LM", section 3).
 `"channels"`: each computes outputs from its own inputs only (the groups of a convolution, as in
 AlexNet). `"heads"`: the heads of an attention. `"vocabulary"`: each looks up ids in its rows of a
-table.
+table, and computes the logits of these ids if the table is reversible.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
 DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 ATTENTIONS = (layers.MultiHeadAttention, layers.GroupQueryAttention)
-#: Layers that can be split. Subclasses may compute anything.
+#: Layers that can be split. Subclasses may compute anything, unless they define nothing.
 SUPPORTED = (
     layers.Dense,
     layers.EinsumDense,
     layers.Embedding,
+    layers.ReversibleEmbedding,
     *CONVOLUTIONS,
     *TRANSPOSED,
     *DEPTHWISE,
@@ -132,11 +133,13 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
         layer: A built layer.
         num_devices: The number of devices.
     """
-    if type(layer) not in SUPPORTED or not layer.built or not is_plain(layer):
+    if not _is_supported(type(layer)) or not layer.built or not is_plain(layer):
         return []
     found: Sequence[Split | None]
     if isinstance(layer, ATTENTIONS):
         found = [_heads(layer, num_devices)]
+    elif isinstance(layer, layers.ReversibleEmbedding):
+        found = [_reversible(layer, num_devices)]
     elif isinstance(layer, layers.EinsumDense):
         found = _einsum(layer, num_devices)
     elif isinstance(layer, DEPTHWISE):
@@ -146,6 +149,16 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
     else:
         found = _affine(layer, num_devices)
     return [way for way in found if way is not None and _has_elements(way)]
+
+
+def _is_supported(kind: type) -> bool:
+    """Returns whether a class is one of `SUPPORTED`, or a subclass of it that defines nothing."""
+    while kind not in SUPPORTED:
+        defined = [v for v in vars(kind).values() if callable(v) or isinstance(v, property)]
+        if defined or len(kind.__bases__) != 1:
+            return False
+        (kind,) = kind.__bases__
+    return True
 
 
 def _affine(layer: Any, num_devices: int) -> list[Split]:
@@ -166,6 +179,15 @@ def _affine(layer: Any, num_devices: int) -> list[Split]:
     inputs = shard_sizes(kernel.shape[of_inputs], num_devices)
     cut = Cut(kernel, AlongAxis(of_inputs, inputs))
     return [column, Split(layer, "row", [cut], inputs=AlongAxis(channels, inputs))]
+
+
+def _reversible(layer: Any, num_devices: int) -> Split:
+    """Splits the vocabulary of a table that also computes logits, by the same weights or others."""
+    own = shard_sizes(layer.input_dim, num_devices)
+    cuts = [Cut(kernel_of(layer), AlongAxis(0, own))]
+    if not layer.tie_weights:
+        cuts.append(Cut(layer.reverse_embeddings, AlongAxis(1, own)))
+    return Split(layer, "vocabulary", cuts, outputs=AlongAxis(-1, own))
 
 
 def _groups(layer: Any, num_devices: int) -> Split | None:

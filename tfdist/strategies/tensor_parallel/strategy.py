@@ -275,7 +275,7 @@ def _describe(model: keras.Model, found: Layout, devices: Sequence[str]) -> dict
 def _share_of_work(found: Layout) -> float:
     """Returns the share of the multiplications by weights that split layers compute.
 
-    Only layers that call no others count; tables multiply nothing.
+    Only layers that call no others count; a look-up in a table multiplies nothing.
     """
     split_layers, done, total = {id(split.layer) for split in found.splits}, 0.0, 0.0
     inner = {
@@ -286,13 +286,17 @@ def _share_of_work(found: Layout) -> float:
     }
     for call in found.calls:
         layer = call.layer
-        if not isinstance(layer, keras.layers.Layer) or isinstance(layer, keras.layers.Embedding):
+        if not isinstance(layer, keras.layers.Layer):
+            continue
+        is_table = isinstance(layer, keras.layers.Embedding)
+        if is_table and call.output_rank != call.rank:
             continue
         is_split = id(layer) in split_layers
         if id(layer) in inner or (len(keras_model.flatten_layers(layer)) > 1 and not is_split):
             continue
-        kernels = [v for v in layer.trainable_variables if len(v.shape) > 1]
-        work = call.positions * sum(v.shape.num_elements() for v in kernels)
+        sizes = [v.shape.num_elements() for v in layer.weights if len(v.shape) > 1]
+        # Logits are multiplied by one of a reversible table's two weights of the same size.
+        work = call.positions * (max(sizes, default=0) if is_table else sum(sizes))
         total += work
         done += work * is_split
     return done / total if total else 0.0
