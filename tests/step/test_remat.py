@@ -124,6 +124,24 @@ def test_equals_training_without_remat(strategy: str, make: Any) -> None:
     assert_close(trained(make, strategy, "all"), without_remat(make, strategy))
 
 
+def called_twice() -> keras.Model:
+    """A layer that is called on its own output."""
+    keras.utils.set_random_seed(1)
+    dense = layers.Dense(4, "tanh")
+    stack = [keras.Input((4,)), layers.Dense(4), dense, layers.Dropout(0.0), dense, layers.Dense(1)]
+    model = keras.Model(stack[0], functools.reduce(lambda x, layer: layer(x), stack))
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    return model
+
+
+def test_layer_that_is_called_twice_has_the_gradients_of_both_calls() -> None:
+    plain = called_twice()
+    plain.fit(**FIT)
+    trainer = Trainer(called_twice, "one_device", remat="all")
+    trainer.fit(**FIT)
+    assert_close(trainer.model.get_weights(), plain.get_weights())
+
+
 @pytest.mark.parametrize(
     ("strategy", "make"),
     [

@@ -108,7 +108,8 @@ def _with_gradient(
             if tf.executing_eagerly():
                 found = tape.gradient(recomputed, differentiated, list(upstream))
             else:
-                found = tf.gradients(recomputed, differentiated, list(upstream))
+                # A variable may also be read before the sources, as by a layer called twice.
+                found = tf.gradients(recomputed, differentiated, list(upstream), stop_gradients=new)
         of_sources = found[: len(sources)]
         return (of_sources, found[len(sources) :]) if variables else of_sources
 
