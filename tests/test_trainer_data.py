@@ -86,9 +86,12 @@ def test_shuffled_arrays_yield_each_row_once() -> None:
 def test_pydataset_gets_on_epoch_end() -> None:
     ours, theirs = Batches(X, Y), Batches(X, Y)
     trainer, plain = fresh_pair()
-    trainer.fit(ours, epochs=3, shuffle=False, verbose=0)
-    plain.fit(theirs, epochs=3, shuffle=False, verbose=0)
-    assert ours.ended >= 3
+    for data, runner in ((ours, trainer), (theirs, plain)):
+        options = {"validation_data": data, "validation_freq": 2, "shuffle": False, "verbose": 0}
+        runner.fit(data, epochs=3, **options)
+        runner.evaluate(data, verbose=0)
+        runner.predict(data, verbose=0)
+    assert ours.ended == theirs.ended >= 8
     assert_same_weights(trainer.model, plain)
 
 

@@ -125,6 +125,13 @@ class CustomModel(keras.Model):
         return self.second(self.first(inputs))
 
 
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without a config."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
 def sgd(**options: Any) -> Callable[[], keras.Model]:
     return lambda: build(keras.optimizers.SGD(0.1, **options))
 
@@ -248,11 +255,13 @@ def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> No
          "optimizer / momentum is 0.9 on rank 0 and 0.5 on rank 1"),
         (sgd(weight_decay=0.1), lambda m: setattr(m.optimizer, "weight_decay", 0.2),
          "optimizer / weight_decay is 0.1"),
+        (lambda: build(keras.optimizers.Adam(Falling())),
+         lambda m: setattr(m.optimizer, "beta_1", 0.5), "optimizer / beta_1 is 0.9 on rank 0"),
         (build, lambda m: setattr(m.layers[0], "trainable", False),
          "(Dense) is True on rank 0 and False on rank 1"),
         (with_loss_scale, lambda m: m.optimizer.dynamic_scale.assign(4.0), "dynamic_scale"),
     ],
-    ids=["rate", "momentum", "weight decay", "trainable", "loss scale"],
+    ids=["rate", "momentum", "weight decay", "custom schedule", "trainable", "loss scale"],
 )  # fmt: skip
 def test_different_hyperparameters_raise(
     make: Callable[[], keras.Model], change: Callable[[keras.Model], Any], expected: str

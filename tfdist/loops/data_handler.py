@@ -94,6 +94,7 @@ class DataHandler:
         # Number of passes that were started without taking a batch: before this epoch, and at its
         # end.
         self._training, self._unused, self._unused_at_end = training, 0, 0
+        self._is_reset = False
         self._resume_from: dict[str, Any] | None = None
         weakref.finalize(self, input_data.stop_workers, self._adapter)
 
@@ -135,6 +136,7 @@ class DataHandler:
 
     def restart(self) -> None:
         """Starts from the beginning of the data, as Keras does for each evaluation."""
+        input_data.end_epoch(self._adapter)
         self._iterator = None
         if self._resume_from and self._resume_from["within pass"]:
             self._order.skip_pass()
@@ -146,6 +148,7 @@ class DataHandler:
         Args:
             step: First step of the epoch; not 0 after a `restore` within an epoch.
         """
+        self._reset_for_fit()
         input_data.begin_epoch(self._adapter)
         self._in_epoch = True
         self._unused, self._unused_at_end = self._unused + self._unused_at_end, 0
@@ -158,6 +161,12 @@ class DataHandler:
             self._pass, self._taken = self._pass + 1, 0
             self._iterator = self._order.begin(self._distribute, self._pass)
         return self._iterator
+
+    def _reset_for_fit(self) -> None:
+        """Notifies a PyDataset of an epoch's end before the first epoch, as `fit` does."""
+        if self._training and not self._is_reset:
+            self._is_reset = True
+            input_data.end_epoch(self._adapter)
 
     def state(self, step: int) -> dict[str, Any]:
         """Returns the resume position in the data, in global batches.
@@ -186,7 +195,10 @@ class DataHandler:
         within_pass = state.get("within pass", state.get("goes on", False))
         self._unused = state.get("unused passes", state.get("in vain", 0))
         self._order.restore(state["order"])
+        self._reset_for_fit()
         for _ in range(state["pass"] + (not within_pass)):
+            if not self._training:  # `restart`
+                self._adapter.on_epoch_end()
             self._adapter.on_epoch_begin()
             self._order.skip_pass()
             self._adapter.on_epoch_end()

@@ -15,6 +15,7 @@ are exchanged before an error only, and take O(n) bytes as well.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -311,11 +312,9 @@ class RankChecks(Observer):
 def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """Returns the names of an optimizer's hyperparameters that are plain numbers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    return [
-        name
-        for name in inner.get_config()
-        if name != "learning_rate" and isinstance(getattr(inner, name, None), (int, float))
-    ]
+    # Not those of `get_config`, which a custom learning rate schedule need not have.
+    known = {n for kind in type(inner).__mro__ for n in inspect.signature(kind).parameters}
+    return [n for n, value in vars(inner).items() if n in known and isinstance(value, (int, float))]
 
 
 def _checksum(variable: keras.Variable) -> int:
