@@ -116,8 +116,17 @@ def test_keeps_compile_options(strategy: Mirrored) -> None:
     assert rebuilt._compile_config.config["weighted_metrics"] == ["mae"]
 
 
-def test_keeps_schedule_and_momentum(strategy: Mirrored) -> None:
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+class Falling(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule without a config."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1.0 + tf.cast(step, tf.float32))
+
+
+@pytest.mark.parametrize(
+    "schedule", [keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), Falling()]
+)
+def test_keeps_schedule_and_momentum(strategy: Mirrored, schedule: Any) -> None:
     model = build(keras.optimizers.SGD(schedule, momentum=0.9))
     model.fit(**FIT)
     rebuilt = create.create(model, strategy)

@@ -97,7 +97,9 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
         )
 
     def fresh(part: Any) -> Any:
-        if isinstance(part, (keras.optimizers.Optimizer, keras.metrics.Metric)):
+        if isinstance(part, keras.optimizers.Optimizer):
+            return keras_optimizers.new_like(part)
+        if isinstance(part, keras.metrics.Metric):
             return type(part).from_config(part.get_config())
         return part
 

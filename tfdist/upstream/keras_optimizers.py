@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras.src import ops
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.schedules import learning_rate_schedule
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import flatten_layers
@@ -36,6 +37,17 @@ _FOR_DISTRIBUTION = (
     "_overwrite_model_variables_with_average_value",
     "_backend_increment_gradient_accumulators",
 )
+
+
+def new_like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns a new optimizer with the same hyperparameters, and the same learning rate schedule.
+
+    `get_config` serializes a schedule by `learning_rate_schedule.serialize`. A custom one has no
+    config, or is not registered.
+    """
+    with replaced(learning_rate_schedule, "serialize", lambda schedule: schedule):
+        config = optimizer.get_config()
+    return type(optimizer).from_config(config)
 
 
 def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
