@@ -214,7 +214,7 @@ def batches(width: int) -> tf.data.Dataset:
 def _measure_all(
     weights: int, layers: int, devices: int, smoke: bool, output: harness.Output
 ) -> list[dict[str, Any]]:
-    """Measures all contenders, and activation checkpointing."""
+    """Measures all contenders, and the memory of activations."""
     from benchmarks import memory_activations
     from tfdist.install_horovod import versions
 
@@ -225,9 +225,9 @@ def _measure_all(
         if not contender.in_processes or versions.horovod() is not None
     ]
     _show(results, output)
-    remat = [memory_activations.measure(one, rows, units) for one in memory_activations.REMATS]
-    memory_activations.show(remat, output)
-    return results + remat
+    held = [memory_activations.measure(one, rows, units) for one in memory_activations.CONTENDERS]
+    memory_activations.show(held, output)
+    return results + held
 
 
 def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any]]:

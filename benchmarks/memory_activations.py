@@ -1,4 +1,4 @@
-"""Memory of activations with and without activation checkpointing."""
+"""Memory of activations: plain Keras, and with and without activation checkpointing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 from tfdist.bench import harness
 from tfdist.launcher.worker_pool import WorkerPool
 
-#: Values of the trainer's `remat`.
-REMATS = ("none", "all")
+#: Plain Keras, and values of the trainer's `remat`.
+KERAS = "plain Keras"
+CONTENDERS = (KERAS, "none", "all")
 _TIMEOUT_SECONDS = 900.0
 _BLOCKS, _LAYERS, _STEPS = 8, 4, 3
 
 
-def measure(remat: str, rows: int, width: int) -> dict[str, Any]:
+def measure(contender: str, rows: int, width: int) -> dict[str, Any]:
     """Returns what a step holds besides weights, in outputs of one layer.
 
     Args:
-        remat: A value out of `REMATS`.
+        contender: A value out of `CONTENDERS`.
         rows: Batch size.
         width: Units of each layer.
 
@@ -31,8 +32,9 @@ def measure(remat: str, rows: int, width: int) -> dict[str, Any]:
     with WorkerPool(
         _prepare, num_workers=1, via="", environ=MEMORY_COUNTING, timeout_seconds=_TIMEOUT_SECONDS
     ) as pool:
-        (answer,) = pool.ask(remat, rows, width)
-    return {"contender": f"remat {remat}", "rows": rows, "width": width, **answer}
+        (answer,) = pool.ask(contender, rows, width)
+    name = contender if contender == KERAS else f"remat {contender}"
+    return {"contender": name, "rows": rows, "width": width, **answer}
 
 
 def show(results: Sequence[dict[str, Any]], output: harness.Output) -> None:
@@ -80,14 +82,15 @@ def _prepare() -> Callable[[str, int, int], dict[str, Any]]:
     def memory(key: str) -> int:
         return tf.config.experimental.get_memory_info("CPU:0")[key]
 
-    def answer(remat: str, rows: int, width: int) -> dict[str, Any]:
+    def answer(contender: str, rows: int, width: int) -> dict[str, Any]:
         def build() -> keras.Model:
             blocks = [Block(width) for _ in range(_BLOCKS)]
             model = keras.Sequential([keras.Input((width,)), *blocks])
-            model.compile(keras.optimizers.SGD(1e-3), "mse")
+            model.compile(keras.optimizers.SGD(1e-3), "mse", jit_compile=False)
             return model
 
-        trainer = Trainer(build, "one_device", remat=remat)
+        is_keras = contender == KERAS
+        trainer = build() if is_keras else Trainer(build, "one_device", remat=contender)
         x = tf.ones([rows, width])
         data = tf.data.Dataset.from_tensors((x, x)).repeat()
         trainer.fit(data, steps_per_epoch=1, verbose=0)

@@ -48,7 +48,7 @@ class Blocks(Network):
 
         inputs = x = keras.Input(self.input_shape)
         for _ in range(self.depth):
-            x = block(x, _HEADS, causal=False, dropout=0.1, epsilon=1e-5, dtype_policy=None)
+            x = block(x, _HEADS, causal=False, dropout=0.0, epsilon=1e-5, dtype_policy=None)
         pooled = keras.layers.GlobalAveragePooling1D()(x)
         model = keras.Model(inputs, keras.layers.Dense(self.num_classes)(pooled))
         model.compile("sgd", "mse")

@@ -12,15 +12,15 @@ import tensorflow as tf
 
 from tfdist.upstream.tensorflow_graphs import function_graph
 
-#: Operations that return their first input unchanged or with another shape.
+#: Operations that return their inputs unchanged or with another shape.
 _ALIASES = {
-    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Snapshot",
-    "Squeeze", "StopGradient",
+    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
+    "Snapshot", "Squeeze", "StopGradient",
 }  # fmt: skip
 #: Element-wise operations, which overwrite an input that no other operation reads.
 _IN_PLACE = {
     "Abs", "Add", "AddN", "AddV2", "BiasAdd", "ClipByValue", "Cos", "Div", "DivNoNan", "Elu",
-    "EluGrad", "Erf", "Exp", "Expm1", "FusedBatchNormGradV3", "FusedBatchNormV3", "Inv",
+    "EluGrad", "Erf", "Erfc", "Exp", "Expm1", "FusedBatchNormGradV3", "FusedBatchNormV3", "Inv",
     "LeakyRelu", "LeakyReluGrad", "Log", "Log1p", "LogSoftmax", "Maximum", "Minimum",
     "Mul", "MulNoNan", "Neg",
     "Pow", "RealDiv", "Reciprocal", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Rsqrt", "RsqrtGrad",
@@ -50,7 +50,7 @@ class Operation(NamedTuple):
         inputs: The outputs that it reads.
         after: Names of its control inputs.
         sizes: Bytes of each of its outputs.
-        alias: Whether its first output shares memory with its first input, as for `Reshape`.
+        alias: Whether its outputs share memory with its first inputs, as for `Reshape`.
         in_place: Whether it may overwrite an input of the same size.
         uncounted: Whether its outputs are not counted, because variables are counted separately.
         device: The device that it runs on; empty if there is only one device.

@@ -160,8 +160,8 @@ class _Tensors:
         overwritten: set[Output] = set()
         for number, size in enumerate(operation.sizes):
             output = (name, number)
-            if operation.alias and number == 0 and operation.inputs:
-                self._put(output, self._buffer.get(operation.inputs[0]))
+            if operation.alias and number < len(operation.inputs):
+                self._put(output, self._buffer.get(operation.inputs[number]))
             elif operation.in_place and (
                 found := self._reusable_input(operation, size, overwritten)
             ):
