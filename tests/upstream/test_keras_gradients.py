@@ -140,3 +140,16 @@ def test_keras_is_as_before_afterwards() -> None:
     with gradients_in_closed_form():
         assert keras.src.ops.nn._layer_normalization is not before
     assert keras.src.ops.nn._layer_normalization is before
+
+
+@pytest.mark.parametrize("kind", [keras.layers.LayerNormalization, keras.layers.RMSNormalization])
+def test_eager_layer_has_the_gradients_of_its_variables(kind: type) -> None:
+    layer, x = kind(), tf.constant([[1.0, 2.0, 4.0], [3.0, -1.0, 0.5]])
+    layer.build(x.shape)
+    found = []
+    for context in (nullcontext(), gradients_in_closed_form()):
+        with context, tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) * x)
+        found.append(tape.gradient(loss, [v.value for v in layer.trainable_variables]))
+    for ours, keras_gradient in zip(*reversed(found), strict=True):
+        np.testing.assert_allclose(ours, keras_gradient, rtol=1e-5)

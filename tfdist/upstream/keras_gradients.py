@@ -157,4 +157,5 @@ def _normalized(
         return tf.cast(outputs, inputs.dtype), gradients
 
     weights = [backend.convert_to_tensor(w, dtype) for w in (gamma, beta) if w is not None]
-    return scaled(x, *weights)
+    # Keras returns a `tf.Variable` as it is. A custom gradient takes none in eager mode.
+    return scaled(x, *map(tf.convert_to_tensor, weights))
