@@ -57,6 +57,8 @@ def test_arguments_have_the_order_of_keras(method: str) -> None:
 class AcceptsStrings(keras.Model):
     """Accepts strings, as KerasHub's tasks do: its overridden methods convert them to numbers."""
 
+    preprocesses_once = True  # the data of validation, in `fit`
+
     def __init__(self) -> None:
         super().__init__()
         self.dense, self.epochs_seen = keras.layers.Dense(1), 0
@@ -77,14 +79,18 @@ class AcceptsStrings(keras.Model):
             self.epochs_seen += 1
 
         counting = keras.callbacks.LambdaCallback(on_epoch_end=count)
-        validation = tf.data.Dataset.from_tensor_slices(options.pop("validation_data")).batch(3)
+        words, lengths = options.pop("validation_data")
+        validation = tf.data.Dataset.from_tensor_slices((words, lengths)).batch(3)
+        if self.preprocesses_once:
+            validation = self._numbers(words, lengths, 3)
         return super().fit(
             self._numbers(x, y, batch_size),
             validation_data=validation, callbacks=[counting], **options,
         )  # fmt: skip
 
     def evaluate(self, x: Any, y: Any = None, batch_size: int | None = None, **options: Any) -> Any:
-        options.pop("_use_cached_eval_dataset", None)
+        if options.pop("_use_cached_eval_dataset", False) and self.preprocesses_once:
+            return super().evaluate(x, y, batch_size, _use_cached_eval_dataset=True, **options)
         return super().evaluate(self._numbers(x, y, batch_size), **options)
 
     def predict(self, x: Any, batch_size: int | None = None, **options: Any) -> Any:
@@ -96,7 +102,11 @@ def accepts_strings() -> keras.Model:
     return compiled(AcceptsStrings(), keras.optimizers.SGD(0.01))
 
 
-def test_overridden_methods_are_honored() -> None:
+@pytest.mark.parametrize("preprocesses_once", [True, False])
+def test_overridden_methods_are_honored(
+    preprocesses_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AcceptsStrings, "preprocesses_once", preprocesses_once)
     trainer, plain = Trainer(accepts_strings, "mirrored", devices=2), accepts_strings()
 
     def numbers(runner: Any, model: keras.Model) -> list[Any]:

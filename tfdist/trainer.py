@@ -417,6 +417,8 @@ class Trainer:
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         options = {"y": y, "sample_weight": weight, "batch_size": batch_size}
         if overrides(self.model, "evaluate"):
+            # As in Keras: an override of `fit` may have preprocessed the data already.
+            options["_use_cached_eval_dataset"] = True
             return lambda callbacks: self.evaluate(
                 x, steps=steps, callbacks=callbacks, return_dict=True, **options
             )

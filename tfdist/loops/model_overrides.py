@@ -35,6 +35,7 @@ def honor_overrides(method: Method) -> Method:
         def replacement(model: keras.Model, *args: Any, **options: Any) -> Any:
             if model is not self.model:
                 return keras_method(model, *args, **options)
+            options.pop("_use_cached_eval_dataset", None)  # of Keras, for `evaluate` within `fit`
             with replaced(keras.Model, name, keras_method):  # callbacks see a plain model
                 return method(self, *args, **options)
 
