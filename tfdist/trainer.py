@@ -418,7 +418,7 @@ class Trainer:
         options = {"y": y, "sample_weight": weight, "batch_size": batch_size}
         if overrides(self.model, "evaluate"):
             # As in Keras: an override of `fit` may have preprocessed the data already.
-            options["_use_cached_eval_dataset"] = True
+            options[keras_training.WITHIN_FIT] = True
             return lambda callbacks: self.evaluate(
                 x, steps=steps, callbacks=callbacks, return_dict=True, **options
             )

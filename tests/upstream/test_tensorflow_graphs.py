@@ -7,9 +7,15 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from keras.layers import Dense
+from tensorflow.python.framework.ops import gradient_registry
 
+import tfdist
+from tests.support.training import building
 from tfdist import strategies
 from tfdist.strategies import inner_loop
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
@@ -48,6 +54,18 @@ def test_graphs_are_freed_with_their_function(
     del loop
     gc.collect()
     assert not any(graph() for graph in seen)
+
+
+@pytest.mark.parametrize("name", ["mirrored", "pipeline"])
+def test_gradients_of_functions_keep_no_graph(name: str) -> None:
+    """A gradient of `tf.custom_gradient` is registered by a name of its own and holds tensors."""
+    model = building(lambda: [keras.Input((4,)), Dense(3, "gelu"), Dense(2, "silu"), Dense(1)])
+    trainer = tfdist.Trainer(model, strategy=name, devices=2)
+    before = set(gradient_registry._registry)
+    x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
+    trainer.fit(x, y, batch_size=2, verbose=0)
+    trainer.predict(x, batch_size=2, verbose=0)
+    assert set(gradient_registry._registry) == before
 
 
 def test_graphs_of_earlier_runs_are_not_returned() -> None:

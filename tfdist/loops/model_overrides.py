@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import keras
 
+from tfdist.upstream.keras_training import WITHIN_FIT
 from tfdist.upstream.patching import replaced
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -35,7 +36,7 @@ def honor_overrides(method: Method) -> Method:
         def replacement(model: keras.Model, *args: Any, **options: Any) -> Any:
             if model is not self.model:
                 return keras_method(model, *args, **options)
-            options.pop("_use_cached_eval_dataset", None)  # of Keras, for `evaluate` within `fit`
+            options.pop(WITHIN_FIT, None)
             with replaced(keras.Model, name, keras_method):  # callbacks see a plain model
                 return method(self, *args, **options)
 

@@ -23,7 +23,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator
 from tfdist.upstream.keras_variables import values_of
-from tfdist.upstream.tensorflow_graphs import kinds_of, with_state
+from tfdist.upstream.tensorflow_graphs import custom_gradients_forgotten, kinds_of, with_state
 
 
 class LocalOutputs(NamedTuple):
@@ -170,7 +170,8 @@ class Outputs:
             return self._model.predict_step(rows)
 
         element = self._strategy.received(next(iterator), own_rows)
-        outputs = self._strategy.outputs(with_sizes_on_host(on_rows), element, full_batch)
+        with custom_gradients_forgotten():
+            outputs = self._strategy.outputs(with_sizes_on_host(on_rows), element, full_batch)
         return element.num_rows, element.checksum, outputs
 
 

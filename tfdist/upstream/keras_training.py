@@ -26,6 +26,9 @@ _REMEMBERED: dict[type, tuple[str, ...]] = {
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
 }  # fmt: skip
 
+#: An argument of `evaluate` by which `fit` asks for its validation, whose data it has prepared.
+WITHIN_FIT = "_use_cached_eval_dataset"
+
 
 def callback_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """Returns the state of a callback of Keras by attribute; empty for other classes."""

@@ -331,6 +331,20 @@ def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) 
         operation._add_control_input(there)
 
 
+@contextmanager
+def custom_gradients_forgotten() -> Iterator[None]:
+    """Removes `tf.custom_gradient` functions traced within the block from the registry after it.
+
+    They keep the graph, and with it the variables, of a function alive that nobody dismantles.
+    """
+    before = set(gradient_registry._registry)
+    try:
+        yield
+    finally:
+        for name in set(gradient_registry._registry) - before:
+            _forget_gradient(name)
+
+
 def _dismantle(graphs: Sequence[Any]) -> None:
     for graph in graphs:
         inner = [getattr(f, "_cached_graph", None) for f in graph._functions.values()]
@@ -346,11 +360,12 @@ def _forget_gradients(graph: tf.Graph) -> None:
     for operation in graph.get_operations():
         if operation.type == "IdentityN":
             with suppress(ValueError):  # It has no custom gradient.
-                name = operation.get_attr("_gradient_op_type").decode()
-                if name.startswith(
-                    "CustomGradient-"
-                ):  # Registered for one call; others are shared.
-                    gradient_registry._registry.pop(name, None)
+                _forget_gradient(operation.get_attr("_gradient_op_type").decode())
+
+
+def _forget_gradient(name: str) -> None:
+    if name.startswith("CustomGradient-"):  # Registered for one call; others are shared.
+        gradient_registry._registry.pop(name, None)
 
 
 def peak_memory(graph: tf.Graph) -> int:
