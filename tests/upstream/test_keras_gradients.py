@@ -153,3 +153,12 @@ def test_eager_layer_has_the_gradients_of_its_variables(kind: type) -> None:
         found.append(tape.gradient(loss, [v.value for v in layer.trainable_variables]))
     for ours, keras_gradient in zip(*reversed(found), strict=True):
         np.testing.assert_allclose(ours, keras_gradient, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arrays_are_accepted(name: str) -> None:
+    function, scales = FUNCTIONS[name]
+    x = np.random.default_rng(7).normal(size=(3, 4, WIDTH))
+    with gradients_in_closed_form():
+        found = function(x, *scales)
+    np.testing.assert_allclose(found, function(x, *scales), rtol=1e-11, atol=1e-11)

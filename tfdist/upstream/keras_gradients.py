@@ -53,7 +53,8 @@ def gradients_in_closed_form() -> Iterator[None]:
         epsilon: float | None = None,
         rms_scaling: bool = False,
     ) -> tf.Tensor:
-        x, first = tf.convert_to_tensor(x), _first_of_last_axes(x, axis)
+        x = tf.convert_to_tensor(x)
+        first = _first_of_last_axes(x, axis)
         if rms_scaling or first is None:
             return plain_layer_norm(x, gamma, beta, axis, epsilon, rms_scaling)
         return _normalized(x, gamma, beta, first, epsilon, is_centered=True)
@@ -61,7 +62,8 @@ def gradients_in_closed_form() -> Iterator[None]:
     def rms_norm(
         x: Any, scale: Any = None, axis: Any = -1, epsilon: float | None = None
     ) -> tf.Tensor:
-        x, first = tf.convert_to_tensor(x), _first_of_last_axes(x, axis)
+        x = tf.convert_to_tensor(x)
+        first = _first_of_last_axes(x, axis)
         if first is None or (scale is not None and scale.shape != x.shape[first:]):
             return plain_rms_norm(x, scale, axis, epsilon)
         return _normalized(x, scale, None, first, epsilon, is_centered=False)
