@@ -65,7 +65,28 @@ def test_gradients_of_functions_keep_no_graph(name: str) -> None:
     x, y = np.ones((4, 4), "float32"), np.ones((4, 1), "float32")
     trainer.fit(x, y, batch_size=2, verbose=0)
     trainer.predict(x, batch_size=2, verbose=0)
+    del trainer
+    gc.collect()
     assert set(gradient_registry._registry) == before
+
+
+def test_function_of_a_layer_keeps_its_gradient_after_predict() -> None:
+    class Traced(keras.layers.Layer):
+        @tf.function
+        def compute(self, x: tf.Tensor, training: bool) -> tf.Tensor:
+            return tf.nn.silu(x)
+
+        def call(self, inputs: tf.Tensor, training: bool = True) -> tf.Tensor:
+            return self.compute(inputs, training)
+
+    build = building(lambda: [keras.Input((4,)), Traced(), Dense(1)])
+    trainer = tfdist.Trainer(build, strategy="one_device")
+    trainer.predict(np.ones((4, 4), "float32"), verbose=0)
+    x = tf.ones((4, 4))
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        outputs = trainer.model(x, training=False)
+    assert tape.gradient(outputs, x).shape == x.shape
 
 
 def test_graphs_of_earlier_runs_are_not_returned() -> None:

@@ -28,6 +28,7 @@ from tfdist.upstream.tensorflow_graphs import (
     BRANCHES,
     LOOPS,
     calls_as_traced,
+    forget_gradients,
     functions_kept_whole,
     kinds_of,
     optimized,
@@ -123,6 +124,7 @@ class SharedTrace:
         # Operations get no device, so that each call runs on its own.
         with tf.device(None), mirrored_variables.on_device(""), functions_kept_whole():
             traced = _function(self._fn).get_concrete_function(*arguments)
+            forget_gradients(traced.graph)  # the function has taken its own
             self._check_shareable(traced)
             by_handle = {id(v.handle): v for v in traced.graph.variables}
             function, variables = traced, list[tf.Variable]()

@@ -19,7 +19,6 @@ from keras.src import backend
 from keras.src.ops import nn
 
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.tensorflow_graphs import custom_gradients_forgotten
 
 #: The constants of `tf.nn.gelu`, which rounds them to float32 for every dtype.
 _ROOT_OF_HALF, _COEFFICIENT = float(np.float32(math.sqrt(0.5))), float(np.float32(0.044715))
@@ -33,8 +32,7 @@ def gradients_in_closed_form() -> Iterator[None]:
 
     Values and gradients are those of Keras within rounding, also derivatives of higher order.
     These are `keras.src.backend.nn.gelu`, and `_layer_normalization` and `_rms_normalization` of
-    `keras.src.ops.nn`, which layers and `keras.ops` call. In a graph, gradients are taken within
-    the block.
+    `keras.src.ops.nn`, which layers and `keras.ops` call.
     """
     plain_gelu = backend.nn.gelu
     plain_layer_norm, plain_rms_norm = nn._layer_normalization, nn._rms_normalization
@@ -72,7 +70,6 @@ def gradients_in_closed_form() -> Iterator[None]:
         stack.enter_context(replaced(backend.nn, "gelu", gelu))
         stack.enter_context(replaced(nn, "_layer_normalization", layer_norm))
         stack.enter_context(replaced(nn, "_rms_normalization", rms_norm))
-        stack.enter_context(custom_gradients_forgotten())
         yield
 
 

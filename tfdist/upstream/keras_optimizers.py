@@ -330,7 +330,10 @@ def _key(optimizer: Any, variable: Any) -> Any:
 
 
 def _apply_by_one_rate(optimizer: Any, gradients: list, variables: list) -> None:
-    """Replaces `_backend_apply_gradients`: evaluates the learning rate once."""
+    """Replaces `_backend_apply_gradients`: evaluates the learning rate once.
+
+    Also that of each optimizer inside a `MultiOptimizer`.
+    """
     with learning_rate_evaluated(optimizer):
         BaseOptimizer._backend_apply_gradients(optimizer, gradients, variables)
 

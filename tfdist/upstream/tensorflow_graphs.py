@@ -331,41 +331,29 @@ def run_after(operations: Sequence[tf.Operation], tensors: Sequence[tf.Tensor]) 
         operation._add_control_input(there)
 
 
-@contextmanager
-def custom_gradients_forgotten() -> Iterator[None]:
-    """Removes `tf.custom_gradient` functions traced within the block from the registry after it.
-
-    They keep the graph, and with it the variables, of a function alive that nobody dismantles.
-    """
-    before = set(gradient_registry._registry)
-    try:
-        yield
-    finally:
-        for name in set(gradient_registry._registry) - before:
-            _forget_gradient(name)
-
-
 def _dismantle(graphs: Sequence[Any]) -> None:
     for graph in graphs:
         inner = [getattr(f, "_cached_graph", None) for f in graph._functions.values()]
         _dismantle(
             [g for g in inner if isinstance(g, ControlFlowFuncGraph) and g.outer_graph is graph]
         )
-        _forget_gradients(graph)
+        forget_gradients(graph)
         dismantle_func_graph(graph)
 
 
-def _forget_gradients(graph: tf.Graph) -> None:
-    """Removes `tf.custom_gradient` functions, which keep their tensors alive, from the registry."""
+def forget_gradients(graph: tf.Graph) -> None:
+    """Removes `tf.custom_gradient` functions, which keep their tensors alive, from the registry.
+
+    Args:
+        graph: A graph in which no more gradients are taken. Those of functions that it calls stay,
+            because others may call them, too.
+    """
     for operation in graph.get_operations():
         if operation.type == "IdentityN":
             with suppress(ValueError):  # It has no custom gradient.
-                _forget_gradient(operation.get_attr("_gradient_op_type").decode())
-
-
-def _forget_gradient(name: str) -> None:
-    if name.startswith("CustomGradient-"):  # Registered for one call; others are shared.
-        gradient_registry._registry.pop(name, None)
+                name = operation.get_attr("_gradient_op_type").decode()
+                if name.startswith("CustomGradient-"):  # Registered for one call.
+                    gradient_registry._registry.pop(name, None)
 
 
 def peak_memory(graph: tf.Graph) -> int:
