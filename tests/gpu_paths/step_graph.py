@@ -32,10 +32,13 @@ class StepGraphs:
         traced: The loop as it was traced. Devices are those that the code asked for.
         by_device: The nodes of the loop after placement and optimization, functions inlined, one
             list per device.
+        loop: The compiled loop. TensorFlow empties the graphs of a function that is deleted, and
+            nothing else holds it once its trainer is collected.
     """
 
     traced: tf.Graph
     by_device: list[list[tf.compat.v1.NodeDef]]
+    loop: Any
 
     def traced_nodes(self) -> Iterator[tf.compat.v1.NodeDef]:
         """Yields the nodes of the loop as traced, and of the functions that it calls."""
@@ -106,7 +109,7 @@ def step_graphs(
         run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
     traced = loops[0].get_concrete_function(*calls[0]).graph
     of_loop = max(run, key=lambda graph: _likeness(graph, traced))
-    return StepGraphs(traced, [[*part.node] for part in of_loop.partition_graphs])
+    return StepGraphs(traced, [[*part.node] for part in of_loop.partition_graphs], loops[0])
 
 
 def _likeness(run: Any, traced: tf.Graph) -> tuple[int, int]:

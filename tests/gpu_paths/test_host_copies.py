@@ -5,6 +5,7 @@ On an H100, a ResNet-50 in `mixed_float16` made 224 such copies in each step bef
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import keras
@@ -58,6 +59,12 @@ def test_step_copies_nothing_to_the_host(
     steps = None if is_finite else 3
     graphs = step_graphs(OneDevice("CPU:1"), build, data(is_finite), steps, precision=precision)
     assert host_copies.copies(graphs.traced) == expected
+
+
+def test_traced_loop_outlives_its_trainer() -> None:
+    graphs = step_graphs(OneDevice("CPU:1"), build, data(is_finite=False), 3)
+    gc.collect()
+    assert graphs.traced.get_operations()
 
 
 def test_loop_of_mirrored_replicas_copies_nothing_to_the_host() -> None:
