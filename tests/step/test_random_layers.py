@@ -11,6 +11,9 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
+from tests.gpu_paths.step_graph import Order, step_graphs
+from tests.support.training import building
+from tfdist.strategies.one_device import OneDevice
 
 STRATEGIES = ["mirrored", "central_storage", "towers"]
 NUM_ROWS, WIDTH = 8, 16
@@ -114,6 +117,16 @@ class TruncatedNoise(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         return inputs + keras.random.truncated_normal(ops.shape(inputs), seed=self.seed)
+
+
+def test_dropout_draws_no_numbers_before_its_inputs_are_computed() -> None:
+    build = building(
+        lambda: [keras.Input((4,)), layers.Dense(3, name="hidden"), layers.Dropout(0.5)]
+    )
+    batches = tf.data.Dataset.from_tensors((tf.ones((8, 4)), tf.ones((8, 3))))
+    graphs = step_graphs(OneDevice(), build, batches)  # of known size, which waits for nothing
+    (draw,) = (node.name for node in graphs.nodes() if node.op == "StatelessRandomUniformV2")
+    assert any("/hidden" in name for name in Order(graphs).before(draw))
 
 
 @pytest.mark.check

@@ -23,6 +23,7 @@ from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
 from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums, sizes_of_reductions_on
+from tfdist.upstream.tensorflow_random import dropout_drawn_when_reached
 
 
 @contextmanager
@@ -35,6 +36,7 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
             global moments without `sync_batch_norm`, too.
     """
     with ExitStack() as stack:
+        stack.enter_context(dropout_drawn_when_reached())
         if not options.replica_random:
             stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())

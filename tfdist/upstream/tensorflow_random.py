@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -50,6 +50,36 @@ class Sampler(NamedTuple):
     counters: int
     is_uniform: bool
 
+    def draw_from(
+        self,
+        first: tf.Tensor,
+        shape: tf.Tensor,
+        key: tf.Tensor,
+        counter: tf.Tensor,
+        sizes_on: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> tf.Tensor:
+        """Returns a part of a larger draw, without drawing the numbers before it.
+
+        Args:
+            first: Number of its first element in the larger draw, an int64 scalar. Rows begin
+                there: it is a multiple of the product of all sizes but the first.
+            shape: Of the part.
+            key: As in `draw`.
+            counter: Of the larger draw.
+            sizes_on: Returns the context in which sizes are computed.
+        """
+        with sizes_on():
+            # TensorFlow adds no uint64 on every device; as int64 they wrap around to the same bits.
+            steps = tf.stack([first // self.group * self.counters, tf.zeros([], tf.int64)])
+            counter = tf.bitcast(tf.bitcast(counter, tf.int64) + steps, tf.uint64)
+            begin = tf.stack([first % self.group])
+            sizes = tf.reduce_prod(tf.cast(shape, tf.int64), keepdims=True)
+            drawn = sizes + self.group - 1  # the first number may be within a group
+        if any(size is not None and size % self.group == 0 for size in static_shape(shape)[1:]):
+            return self.draw(shape, key=key, counter=counter)  # every row begins a group
+        flat = self.draw(drawn, key=key, counter=counter)
+        return tf.reshape(tf.slice(flat, begin, sizes), shape)
+
 
 Call = Callable[[Sampler, Any, tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -89,6 +119,36 @@ def _routed(
     counters = max(1, group * reserved // _PER_COUNTER)
     sampler = Sampler(functools.partial(draw, **arguments), group, counters, is_uniform)
     return call(sampler, shape, key, counter)
+
+
+@contextmanager
+def dropout_drawn_when_reached() -> Iterator[None]:
+    """Makes the numbers of each `tf.nn.experimental.stateless_dropout` wait for its inputs.
+
+    A draw needs nothing but its seed. Otherwise those of all dropout layers run when a step begins,
+    and take memory until their layers run. Enter it before `samplers_called_by`: then only the
+    sampler waits, on its device, and no size on the host.
+    """
+    dropout, sample = tf.nn.experimental.stateless_dropout, samplers.stateless_random_uniform_v2
+    inputs: list[Any] = []
+
+    def noted(x: Any, *args: Any, **options: Any) -> tf.Tensor:
+        inputs.append(x)
+        try:
+            return dropout(x, *args, **options)
+        finally:
+            inputs.pop()
+
+    def waiting(*args: Any, alg: Any, **options: Any) -> tf.Tensor:
+        # Within the block a constant would be made that waits in place of the sampler.
+        alg = tf.convert_to_tensor(alg)
+        with tf.control_dependencies(inputs[-1:]):
+            return sample(*args, alg=alg, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(tf.nn.experimental, "stateless_dropout", noted))
+        stack.enter_context(replaced(samplers, "stateless_random_uniform_v2", waiting))
+        yield
 
 
 #: Operations that keep a state, and the functions of `tf.random` that create them.

@@ -153,7 +153,7 @@ class RowParts:
         # One seed for all parts, as in one call.
         with replaced(generator, "next", functools.cache(generator.next)):
             for device, part, begin in zip(self._devices, parts, begins, strict=True):
-                draw = functools.partial(_rows_of_draw, num_rows, begin)
+                draw = functools.partial(_rows_from, begin)
                 with tf.device(device), samplers_called_by(draw):
                     results.append(call(part, training=training))
         return self.joined(results, x.shape)
@@ -194,15 +194,10 @@ def _num_rows(x: tf.Tensor) -> Any:
     return tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
 
 
-def _rows_of_draw(
-    num_rows: Any,
-    begin: Any,
-    sampler: Sampler,
-    shape: Any,
-    key: tf.Tensor,
-    counter: tf.Tensor,
+def _rows_from(
+    begin: Any, sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor
 ) -> tf.Tensor:
-    """Draws for all rows, which the numbers of one device are defined for, and returns some."""
+    """Draws the rows from number `begin` on, of the numbers that one device draws for all rows."""
     shape = tf.convert_to_tensor(shape)
-    whole = sampler.draw(tf.concat([[num_rows], shape[1:]], 0), key=key, counter=counter)
-    return whole[begin : begin + shape[0]]
+    first = tf.cast(begin, tf.int64) * tf.reduce_prod(tf.cast(shape[1:], tf.int64))
+    return sampler.draw_from(first, shape, key, counter)
