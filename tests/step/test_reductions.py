@@ -164,6 +164,13 @@ def test_losses_with_dependent_rows_are_detected(loss: Any, independent: bool) -
     assert reductions(loss=loss).has_independent_rows(0, *rows) == independent
 
 
+def of_words(y_true: Any, y_pred: Any) -> Any:
+    """The cross-entropy of several words per row, whose logits TensorFlow reshapes."""
+    logits = ops.stack([y_pred, -y_pred, 2 * y_pred], axis=-1)
+    words = ops.cast(y_true > 0, "int32")
+    return ops.sparse_categorical_crossentropy(words, logits, from_logits=True)
+
+
 class LargestError(keras.metrics.Metric):
     """A metric whose state is not a sum over rows."""
 
@@ -183,6 +190,7 @@ class LargestError(keras.metrics.Metric):
     [
         ("mae", False),
         (squared, False),
+        (of_words, False),
         (centred, True),
         (LargestError, True),
         (lambda y, p: ops.mean(ops.abs(y - p)), True),

@@ -58,7 +58,7 @@ def _strided(op: Any, values: Values) -> Dependence:
         return value
     if value.kind is Kind.FREE:
         return value if value.power or value.is_zero else constant(op, [])
-    bounds = [tf.get_static_value(t, partial=True) for t in list(op.inputs)[1:]]
+    bounds = [_bound(tensor) for tensor in list(op.inputs)[1:]]
     masks = [
         op.get_attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
@@ -90,6 +90,15 @@ def _strided(op: Any, values: Values) -> Dependence:
             return UNKNOWN if bounds[1] is None and not masks[4] & bit else MIXED
         in_axis, out_axis = in_axis + 1, out_axis + (not masks[4] & bit)
     return replace(value, axis=out_axis + value.axis - in_axis)
+
+
+def _bound(tensor: Any) -> Any:
+    """Returns begins, ends or strides, with None for entries that are not constant.
+
+    TensorFlow computes some of constants: the place of the last size as the rank minus 1.
+    """
+    value = tf.get_static_value(tensor, partial=True)
+    return value if value is not None and None not in value else constant_value(tensor)
 
 
 def _entries(value: Dependence, bounds: list[Any], masks: list[int]) -> Dependence:

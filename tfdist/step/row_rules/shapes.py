@@ -79,9 +79,11 @@ def _num_elements(op: Any, values: Values) -> Dependence:
 
 def _packed(op: Any, values: Values) -> Dependence:
     axis, rank = op.get_attr("axis"), op.outputs[0].shape.rank
-    is_free = all(v.kind is Kind.FREE for v in values)
-    if is_free and rank == 1 and any(v.power for v in values):
-        return Dependence(Kind.SHAPE, parts=tuple(values))
+    if rank == 1 and all(v.kind is Kind.FREE for v in values):
+        # TensorFlow does not know a size that is taken from a shape with an unknown length.
+        is_known = all(v.factor is not None for v in values)
+        if any(v.power for v in values) or (is_known and constant_value(op.outputs[0]) is None):
+            return Dependence(Kind.SHAPE, parts=tuple(values))
     found = row_dependence.added(op.inputs, values, op.inputs[0])
     if rank is None or found.kind is not Kind.ROWS:
         return without_factor(found)
@@ -199,19 +201,20 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if not parts or inputs.shape.rank is None or {*inputs.shape[: value.axis]} - {1}:
         return UNKNOWN  # the entries of a row are not beside each other
     entry, value = inputs.shape[value.axis + 1 :], replace(value, axis=0)
-    if value.parts not in ((), DRAWN) and _block(entry, out, value) != value.factor:
+    new_entry = _entry_of(out, parts)
+    if value.parts not in ((), DRAWN) and _block(entry, new_entry, value) != value.factor:
         return UNKNOWN
     if parts[0].power == 1 and not any(part.power for part in parts[1:]):
-        return replace(value, factor=parts[0].factor or _block(entry, out, value))
+        return replace(value, factor=parts[0].factor or _block(entry, new_entry, value))
     if parts[0].power or parts[0].factor != -1:
         is_fixed = not parts[0].power and (parts[0].factor or 0) > 1
         return MIXED if is_fixed else UNKNOWN  # rows in a fixed number of groups
     if any(part.power for part in parts[1:]):
         return UNKNOWN
-    block = _block(entry, out, value)
-    if block is None and entry == out.shape[1:] and entry.is_fully_defined():
+    block = _block(entry, new_entry, value)
+    if block is None and entry == new_entry and entry.is_fully_defined():
         block = value.factor
-    if block is None and not _suffix_divides(entry, out):
+    if block is None and not _suffix_divides(entry, new_entry):
         return UNKNOWN
     return replace(value, factor=block)
 
@@ -251,25 +254,31 @@ def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependenc
     return is_known and math.prod(lengths[axis:]) == value.factor * math.prod(entry)
 
 
-def _block(entry: tf.TensorShape, out: Any, value: Dependence) -> int | None:
+def _entry_of(out: Any, parts: Sequence[Dependence]) -> tf.TensorShape:
+    """Returns the shape of the entries of a tensor that is reshaped to lengths of some classes."""
+    lengths = [None if part.power or part.factor == -1 else part.factor for part in parts[1:]]
+    return out.shape[1:].merge_with(lengths)
+
+
+def _block(entry: tf.TensorShape, new: tf.TensorShape, value: Dependence) -> int | None:
     """Returns how many leading entries of a reshaped tensor a row has, if that is known.
 
     Args:
         entry: Shape of the entries before.
-        out: The reshaped tensor.
+        new: Shape of the entries after.
         value: Class of the tensor before.
     """
-    if value.factor is None or not (entry.is_fully_defined() and out.shape[1:].is_fully_defined()):
+    if value.factor is None or not (entry.is_fully_defined() and new.is_fully_defined()):
         return None
-    per_row, per_entry = math.prod(entry) * value.factor, math.prod(out.shape[1:])
+    per_row, per_entry = math.prod(entry) * value.factor, math.prod(new)
     return per_row // per_entry if per_entry and per_row % per_entry == 0 else None
 
 
-def _suffix_divides(entry: tf.TensorShape, out: Any) -> bool:
-    """Returns whether the last axes of an entry, which are known, make up those of a tensor."""
-    if not out.shape[1:].is_fully_defined():
+def _suffix_divides(entry: tf.TensorShape, new: tf.TensorShape) -> bool:
+    """Returns whether the last axes of an entry, which are known, make up those of a new one."""
+    if not new.is_fully_defined():
         return False
-    row_size, found = math.prod(out.shape[1:]), 1
+    row_size, found = math.prod(new), 1
     for length in reversed(entry.as_list()):
         if length is None:
             break
