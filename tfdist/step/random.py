@@ -123,12 +123,21 @@ def _warn(replica: Replica, message: str) -> None:
 def _rows(
     sampler: Sampler, shape: tf.Tensor, key: tf.Tensor, counter: tf.Tensor, replica: Replica
 ) -> tf.Tensor:
-    """Draws the rows of a microbatch."""
+    """Draws the rows of a microbatch: from the group of its first number on."""
+    group = sampler.group
     with on_host():
         num_rows = tf.cast(tf.maximum(replica.num_rows, 1), tf.int64)  # a row of padding
-        per_row = tf.reduce_prod(tf.cast(shape, tf.int64)) // num_rows
-        first = tf.cast(replica.first_row, tf.int64) * per_row
-    return sampler.draw_from(first, shape, key, counter, on_host)
+        size = tf.reduce_prod(tf.cast(shape, tf.int64))
+        first = tf.cast(replica.first_row, tf.int64) * (size // num_rows)
+        # TensorFlow adds no uint64 on every device; as int64 they wrap around to the same bits.
+        steps = tf.stack([first // group * sampler.counters, tf.zeros([], tf.int64)])
+        counter = tf.bitcast(tf.bitcast(counter, tf.int64) + steps, tf.uint64)
+        begin, sizes = tf.stack([first % group]), tf.stack([size])
+        drawn = sizes + group - 1  # the first number may be within a group
+    if any(length is not None and length % group == 0 for length in static_shape(shape)[1:]):
+        return sampler.draw(shape, key=key, counter=counter)  # every row begins a group
+    flat = sampler.draw(drawn, key=key, counter=counter)
+    return tf.reshape(tf.slice(flat, begin, sizes), shape)
 
 
 def _rows_of_whole(

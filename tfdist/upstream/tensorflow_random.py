@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -49,36 +49,6 @@ class Sampler(NamedTuple):
     group: int
     counters: int
     is_uniform: bool
-
-    def draw_from(
-        self,
-        first: tf.Tensor,
-        shape: tf.Tensor,
-        key: tf.Tensor,
-        counter: tf.Tensor,
-        sizes_on: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> tf.Tensor:
-        """Returns a part of a larger draw, without drawing the numbers before it.
-
-        Args:
-            first: Number of its first element in the larger draw, an int64 scalar. Rows begin
-                there: it is a multiple of the product of all sizes but the first.
-            shape: Of the part.
-            key: As in `draw`.
-            counter: Of the larger draw.
-            sizes_on: Returns the context in which sizes are computed.
-        """
-        with sizes_on():
-            # TensorFlow adds no uint64 on every device; as int64 they wrap around to the same bits.
-            steps = tf.stack([first // self.group * self.counters, tf.zeros([], tf.int64)])
-            counter = tf.bitcast(tf.bitcast(counter, tf.int64) + steps, tf.uint64)
-            begin = tf.stack([first % self.group])
-            sizes = tf.reduce_prod(tf.cast(shape, tf.int64), keepdims=True)
-            drawn = sizes + self.group - 1  # the first number may be within a group
-        if any(size is not None and size % self.group == 0 for size in static_shape(shape)[1:]):
-            return self.draw(shape, key=key, counter=counter)  # every row begins a group
-        flat = self.draw(drawn, key=key, counter=counter)
-        return tf.reshape(tf.slice(flat, begin, sizes), shape)
 
 
 Call = Callable[[Sampler, Any, tf.Tensor, tf.Tensor], tf.Tensor]

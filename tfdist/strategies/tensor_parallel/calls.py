@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 from keras import activations
 
-from tfdist.strategies.tensor_parallel.row_parts import ByTensor, RowParts
+from tfdist.strategies.tensor_parallel.row_parts import ByTensor, RowParts, drawing_part
 from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Split
 from tfdist.upstream.keras_layers import dropout_of, out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
@@ -270,11 +270,8 @@ def _dropped(
     """
     if not training or not dropout.rate:
         return call(weights, training=training)
-    shape, begin = tf.shape(weights), sum(sizes[:number])
-    # The random numbers of a slice are not in one piece of all heads' numbers: draw all of them.
-    whole = tf.ones(tf.concat([shape[:1], [sum(sizes)], shape[2:]], 0), weights.dtype)
-    factors = call(whole, training=True)
-    return weights * factors[:, begin : begin + sizes[number]]
+    with drawing_part(1, sum(sizes[:number]), sum(sizes)):
+        return call(weights, training=True)
 
 
 def _same(one: AlongAxis, other: AlongAxis, rank: int) -> bool:

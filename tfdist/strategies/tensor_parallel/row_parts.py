@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 import keras
@@ -153,8 +154,7 @@ class RowParts:
         # One seed for all parts, as in one call.
         with replaced(generator, "next", functools.cache(generator.next)):
             for device, part, begin in zip(self._devices, parts, begins, strict=True):
-                draw = functools.partial(_rows_from, begin)
-                with tf.device(device), samplers_called_by(draw):
+                with tf.device(device), drawing_part(0, begin, num_rows):
                     results.append(call(part, training=training))
         return self.joined(results, x.shape)
 
@@ -194,10 +194,21 @@ def _num_rows(x: tf.Tensor) -> Any:
     return tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
 
 
-def _rows_from(
-    begin: Any, sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor
-) -> tf.Tensor:
-    """Draws the rows from number `begin` on, of the numbers that one device draws for all rows."""
-    shape = tf.convert_to_tensor(shape)
-    first = tf.cast(begin, tf.int64) * tf.reduce_prod(tf.cast(shape[1:], tf.int64))
-    return sampler.draw_from(first, shape, key, counter)
+def drawing_part(axis: int, begin: Any, total: Any) -> AbstractContextManager[None]:
+    """Returns a context in which draws give a part of the numbers that one device draws.
+
+    All numbers are drawn, and only the part is kept: those of one device are defined for all.
+
+    Args:
+        axis: Axis along which a tensor is in parts.
+        begin: Where the part begins.
+        total: Size of all parts together.
+    """
+
+    def draw(sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+        shape = tf.convert_to_tensor(shape)
+        whole = tf.concat([shape[:axis], [total], shape[axis + 1 :]], 0)
+        numbers = sampler.draw(whole, key=key, counter=counter)
+        return numbers[(slice(None),) * axis + (slice(begin, begin + shape[axis]),)]
+
+    return samplers_called_by(draw)
