@@ -6,6 +6,7 @@ import csv
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import pytest
@@ -25,6 +26,7 @@ from tests.support.training import (
     steps,
 )
 from tfdist.errors import ConfigurationError
+from tfdist.loops.model_files import write_on_chief_only
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
@@ -110,3 +112,22 @@ def test_interrupted_training_resumes(tmp_path: Path) -> None:
     assert resumed.model.history.epoch == [2, 3]
     assert_close(resumed.model.history.history["loss"], plain.history.history["loss"][2:])
     assert_same_weights(resumed.model, plain)
+
+
+class Backbone(keras.Sequential):
+    """A model with a method of KerasHub's backbones."""
+
+    def save_lora_weights(self, path: Path) -> None:
+        path.touch()
+
+
+def test_other_ranks_write_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also not those of a model within the model."""
+    backbone = Backbone([keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((4,)), backbone])
+    write_on_chief_only(model, Mock(is_chief=False, rank=1))
+    model.save(tmp_path / "all.keras")
+    backbone.save_weights(tmp_path / "backbone.weights.h5")
+    backbone.save_lora_weights(tmp_path / "adapter.lora.h5")
+    assert not list(tmp_path.iterdir())
+    assert "adapter.lora.h5') writes only on rank 0. Call trainer.wait" in capsys.readouterr().err

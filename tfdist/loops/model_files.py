@@ -15,21 +15,28 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError
 from tfdist.groups.agreement import from_rank0
 from tfdist.strategies.base import Strategy
+from tfdist.upstream.keras_model import flatten_layers
 
 _METHODS = ("save", "save_weights", "export")
+#: Methods of KerasHub's tasks, backbones and preprocessors.
+_METHODS_OF_HUB = ("save_to_preset", "save_task_weights", "save_lora_weights")
 
 
 def write_on_chief_only(model: keras.Model, strategy: Strategy) -> None:
     """Makes `model.save`, `save_weights` and `export` write nothing on ranks other than 0.
 
-    The same script runs on all ranks, and several processes that write the same file damage it. The
-    methods do not wait for other ranks, because scripts may call them on rank 0 only. To write a
-    file on each rank, call `keras.Model.save(model, path)`.
+    The same holds for KerasHub's methods, and for models that the model contains. The same script
+    runs on all ranks, and several processes that write the same file damage it. The methods do not
+    wait for other ranks, because scripts may call them on rank 0 only. To write a file on each
+    rank, call `keras.Model.save(model, path)`.
     """
     if strategy.is_chief:
         return
-    for name in _METHODS:
-        setattr(model, name, functools.partial(_skip, name, strategy.rank))
+    for part in flatten_layers(model):
+        names = (*_METHODS, *_METHODS_OF_HUB) if isinstance(part, keras.Model) else _METHODS_OF_HUB
+        for name in names:
+            if hasattr(type(part), name):
+                setattr(part, name, functools.partial(_skip, name, strategy.rank))
 
 
 def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -> None:
@@ -63,7 +70,8 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
 
 def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> None:
     print(
-        f"rank {rank}: model.{name}({os.fspath(path)!r}) writes only on rank 0. Call "
-        "trainer.save(path) on all ranks to wait for the file.",
+        f"rank {rank}: {name}({os.fspath(path)!r}) writes only on rank 0. Call "
+        f"{'trainer.save(path)' if name in _METHODS else 'trainer.wait_for_everyone()'} on all "
+        "ranks to wait for the file.",
         file=sys.stderr,
     )
