@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import tfdist
 from tests.support.training import building
 from tfdist import strategies
 from tfdist.strategies import inner_loop
-from tfdist.upstream.tensorflow_graphs import graphs_run_by
+from tfdist.upstream.tensorflow_graphs import graphs_run_by, optimized
 
 
 @pytest.mark.parametrize(("name", "devices"), [("one_device", 1), ("mirrored", 2)])
@@ -105,3 +106,14 @@ def test_graphs_of_earlier_runs_are_not_returned() -> None:
     names = {node.name for graph in run for node in graph.pre_optimization_graph.node}
     assert "now" in names
     assert "earlier" not in names
+
+
+def test_optimizing_is_silent_beside_a_lookup_table(caplog: pytest.LogCaptureFixture) -> None:
+    """The table adds None to a collection of the eager graph, which every new graph inherits."""
+    initializer = tf.lookup.KeyValueTensorInitializer(["a"], [1])
+    table = tf.lookup.StaticHashTable(initializer, default_value=0)
+    function = tf.function(lambda x: x + 1).get_concrete_function(tf.TensorSpec([], tf.float32))
+    with caplog.at_level(logging.WARNING, tf.get_logger().name):
+        assert optimized(function.graph).node
+    assert table.size() == 1
+    assert not caplog.messages

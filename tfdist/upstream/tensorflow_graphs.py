@@ -94,8 +94,10 @@ def optimized(graph: tf.Graph) -> tf.compat.v1.GraphDef:
     # A second pass takes as long as the first, and removes only a fiftieth of the rest.
     options = config.graph_options.rewrite_options
     options.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    whole = tf.compat.v1.train.export_meta_graph(graph_def=graph.as_graph_def(), graph=graph)
-    whole.collection_def.clear()
+    # Without collections, in which TensorFlow puts None for each lookup table of eager mode.
+    whole = tf.compat.v1.train.export_meta_graph(
+        graph_def=graph.as_graph_def(), graph=graph, collection_list=[]
+    )
     kept_names = [tensor.name for tensor in graph.inputs + graph.outputs]
     kept_names += [operation.name for operation in graph.control_outputs]
     whole.collection_def["train_op"].node_list.value.extend(kept_names)
