@@ -48,6 +48,22 @@ def counts_rows() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), CountsRows(), layers.Dense(3)])
 
 
+class DropsSometimes(layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = layers.Dropout(0.5, seed=1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        def dropped() -> Any:
+            return self.dropout(inputs, training=training)
+
+        return keras.ops.cond(keras.ops.sum(inputs) > 0, dropped, lambda: inputs)
+
+
+def draws_in_a_branch() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), DropsSometimes(), layers.Dense(3)])
+
+
 class Largest(keras.metrics.Metric):
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +87,7 @@ def spread(y_true: Any, y_pred: Any) -> Any:
     [
         (Unbuildable, "mse", 1, "cannot be built from the data's shapes"),
         (network, spread, 2, "needs the full batch .* Use accumulate=1"),
+        (draws_in_a_branch, "mse", 1, "seed_generator_state' is assigned in a branch"),
         (squared_sum, "mse", 2, "neither a mean nor a sum .* accumulate=1"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.step.parameter_gather import ParameterGather, total_gradient
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import stateless_scope
@@ -94,8 +95,18 @@ class Scope(keras.StatelessScope):
         """Keeps the new value of a variable in this scope.
 
         As for a variable of TensorFlow, no gradient flows through the assignment.
+
+        Raises:
+            UnsupportedModelError: The value was computed in a branch or loop of the graph, outside
+                of which it is not known.
         """
         variable, value = update
+        if tf.is_symbolic_tensor(value) and value.graph is not self._graph:
+            raise UnsupportedModelError(
+                f"{variable.path!r} is assigned in a branch or a loop of the graph (ops.cond, "
+                "ops.while_loop, ops.scan), as a seed is by a draw. Assign it before or after, and "
+                "draw seeds before (seed_generator.next())."
+            )
         if keras.backend.is_float_dtype(variable.dtype):
             value = tf.stop_gradient(value)
             if self._tape is not None and variable.trainable:

@@ -100,10 +100,10 @@ def dropout_drawn_when_reached() -> Iterator[None]:
     sampler waits, on its device, and no size on the host.
     """
     dropout, sample = tf.nn.experimental.stateless_dropout, samplers.stateless_random_uniform_v2
-    inputs: list[Any] = []
+    inputs: list[list[tf.Tensor]] = [[]]
 
     def noted(x: Any, *args: Any, **options: Any) -> tf.Tensor:
-        inputs.append(x)
+        inputs.append([x] if isinstance(x, tf.Tensor) else [])  # or an array, or ragged
         try:
             return dropout(x, *args, **options)
         finally:
@@ -112,7 +112,7 @@ def dropout_drawn_when_reached() -> Iterator[None]:
     def waiting(*args: Any, alg: Any, **options: Any) -> tf.Tensor:
         # Within the block a constant would be made that waits in place of the sampler.
         alg = tf.convert_to_tensor(alg)
-        with tf.control_dependencies(inputs[-1:]):
+        with tf.control_dependencies(inputs[-1]):
             return sample(*args, alg=alg, **options)
 
     with ExitStack() as stack:
