@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -24,7 +25,7 @@ from tests.support.training import (
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups.base import LocalGroup, shard_sizes
 from tfdist.strategies.sharded import plan
-from tfdist.strategies.sharded.division import OverDevices
+from tfdist.strategies.sharded.division import OverDevices, OverProcesses
 from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
@@ -234,3 +235,20 @@ def test_sharded_weights_are_refused_where_gathers_have_a_fixed_order(
     monkeypatch.setattr("tfdist.strategies.sharded.strategy.CollectiveGroup", _OrderedGroup)
     with pytest.raises(ConfigurationError, match="Use process_group='horovod'"):
         Sharded(["CPU:0"], shard="parameters", process_group="tensorflow")
+
+
+def test_a_loop_reads_weights_of_other_processes_before_it_starts() -> None:
+    """TensorFlow runs rounds of a loop concurrently; ranks that gather in different orders hang."""
+    read = Mock(side_effect=lambda number, part, sizes: part.read_value())
+    coordinator = Mock(all_take_part=False, read=read, group=Mock(rank=0, size=1))
+    division, part = OverProcesses(4, coordinator, Mock()), tf.Variable(tf.ones(4))
+
+    @tf.function
+    def sum_of_rounds() -> tf.Tensor:
+        total = tf.zeros(4)
+        for _ in tf.range(3):
+            total += division.join([part], tf.TensorShape([4]), tf.float32)
+        return total
+
+    np.testing.assert_array_equal(sum_of_rounds(), [3, 3, 3, 3])
+    read.assert_called_once()

@@ -12,6 +12,7 @@ from tfdist.groups.base import shard_sizes
 from tfdist.groups.fusion import FUSION_LIMIT, copied_slice, copied_slices
 from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
 from tfdist.upstream.keras_variables import ShardedVariable
+from tfdist.upstream.tensorflow_graphs import outermost_graph
 
 
 class OverDevices:
@@ -95,8 +96,11 @@ class OverProcesses:
         elif tf.executing_eagerly():
             whole = coordinator.read(number, part, self.sizes)
         else:
+            # Not in the graph of a loop, whose rounds TensorFlow runs concurrently: all ranks have
+            # to read in the same order. A loop of user code reads what is there before it starts.
             read = coordinator.read
-            whole = tf.py_function(lambda: read(number, part, self.sizes), [], part.dtype)
+            with outermost_graph().as_default():
+                whole = tf.py_function(lambda: read(number, part, self.sizes), [], part.dtype)
         whole.set_shape([self._size])
         return tf.cast(tf.reshape(whole, shape), dtype)
 
