@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tfdist.console import command
+from tfdist.bench import harness
 
 #: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
 #: does not import TensorFlow.
@@ -33,13 +33,11 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a study and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
-    return command.run(
-        lambda: command.run_one_of(
-            COMMANDS,
-            "python -m benchmarks",
-            "Studies of tfdist and comparisons with other libraries.",
-            arguments,
-        )
+    return harness.run_one_of(
+        COMMANDS,
+        "python -m benchmarks",
+        "Studies of tfdist and comparisons with other libraries.",
+        arguments,
     )
 
 

@@ -68,8 +68,7 @@ def run(
     with_model: bool,
     peers: bool,
     rounds: int,
-    json: str | None,
-    table: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
@@ -82,7 +81,6 @@ def run(
     from benchmarks import delay_proxy
     from tests.support import buckets
 
-    output = harness.Output("bucket", json, table)
     if smoke:
         images, epochs, latencies, rounds = 600, 1, latencies[:1], 1
     os.environ.update(buckets.ENVIRONMENT)

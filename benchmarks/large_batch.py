@@ -108,9 +108,7 @@ def run(
     learning_rate: float,
     data_dir: str,
     add: Sequence[str] | None,
-    json: str | None,
-    table: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Trains and prints a table; the arguments are the values of the flags.
@@ -120,7 +118,6 @@ def run(
     """
     if smoke:
         batches, seeds, epochs = [32, 512], 1, 2
-    output = harness.Output("large_batch", json, table, chart)
     plan = Plan(reference_batch, learning_rate, epochs, data_dir)
     results = [own for path in add or () for own in _read(Path(path))]
     for way in ways:

@@ -100,7 +100,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(
-    links: Sequence[str], engines: Sequence[str], rounds: int, json: str | None, smoke: bool
+    links: Sequence[str], engines: Sequence[str], rounds: int, output: harness.Output, smoke: bool
 ) -> None:
     """Measures and prints a table for each link; the arguments are the values of the flags.
 
@@ -111,7 +111,6 @@ def run(
     """
     if len(os.sched_getaffinity(0)) < 2:
         raise DeviceError("this benchmark needs two cores, one for each host; there is one.")
-    output = harness.Output("scaling over a link", json)
     absent = {name: why for name in engines if (why := missing(name))}
     present = [name for name in engines if name not in absent]
     results = measure(links, present, _SMOKE_ROUNDS if smoke else rounds, smoke)

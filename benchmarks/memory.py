@@ -94,14 +94,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(
-    weights: int, layers: int, devices: int, limit: int | None, json: str | None, smoke: bool
+    weights: int, layers: int, devices: int, limit: int | None, output: harness.Output, smoke: bool
 ) -> None:
     """Measures and prints tables; the arguments are the values of the flags.
 
     Raises:
         LaunchError: A training failed.
     """
-    output = harness.Output("memory", json)
     if smoke:
         weights, layers = 100_000, 2
     if limit is not None:

@@ -34,14 +34,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     harness.add_arguments(parser, table=True)
 
 
-def run(
-    images: int, parts: Sequence[int], json: str | None, table: str | None, smoke: bool
-) -> None:
+def run(images: int, parts: Sequence[int], output: harness.Output, smoke: bool) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
 
     The processes share the cores of this machine, so that a speed-up over one process ends there.
     """
-    output = harness.Output("pack_parts", json, table)
     if smoke:
         images, parts = 200, [1, 2]
     results: list[dict[str, Any]] = []

@@ -51,13 +51,12 @@ def run(
     step_ms: int,
     steps: int,
     rounds: int,
-    json: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Measures and prints a table; the arguments are the values of the flags."""
     if smoke:
         stages, micro_batches, orders, step_ms, steps, rounds = [2], [2], ["1f1b"], 24, 2, 1
-    output = harness.Output("pipeline", json)
     results = measure(stages, micro_batches, orders, step_ms, steps, rounds)
     output.show(
         ("stages", "order", "micro-batches", "ideal", "speed-up", "of the ideal"),

@@ -42,9 +42,7 @@ def run(
     steps: int,
     epochs: int,
     data_dir: str,
-    json: str | None,
-    table: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
     **network: Any,
 ) -> None:
@@ -54,7 +52,6 @@ def run(
         ConfigurationError: A flag has a value that does not fit.
         LaunchError: A training fails.
     """
-    output = harness.Output("precision", json, table, chart)
     chosen = networks.tiny() if smoke else networks.from_flags(**network)
     if smoke:
         precisions, batch, steps, epochs = precisions[:2], 4, 2, 1

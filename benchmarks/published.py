@@ -24,12 +24,11 @@ Sources:
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from tfdist.console import table_files, tables
+from tfdist.bench import harness
 from tfdist.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 
 DESCRIPTION = "the plan of scaling beside published measurements, without fitted factors"
@@ -178,28 +177,27 @@ ROWS = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
+    harness.add_arguments(parser, table=True)
 
 
-def run(table: str | None) -> None:
-    """Prints a row for each published figure; the argument is the value of the flag.
-
-    Raises:
-        ConfigurationError: `table` has another extension than .md or .csv.
-    """
-    table_files.check(table, ".md", ".csv")
-    header = ["source", "network", "workers", "published", "planned", "ratio"]
-    rows = [
-        [
-            row.source,
-            row.network,
-            str(row.workers * row.devices),
-            f"{row.efficiency:.0%}",
-            f"{row.planned():.0%}",
-            f"{row.planned() / row.efficiency:.2f}",
-        ]
-        for row in ROWS
+def run(output: harness.Output, smoke: bool) -> None:
+    """Prints a row for each published figure; the arguments are the values of the flags."""
+    results = [
+        {
+            "source": row.source,
+            "network": row.network,
+            "workers": row.workers * row.devices,
+            "published": row.efficiency,
+            "planned": row.planned(),
+        }
+        for row in ROWS[: 2 if smoke else None]
     ]
-    tables.numbers(header, rows, title="scaling efficiency", num_names=2)
-    if table:
-        table_files.write(Path(table), header, rows)
+    header = ("source", "network", "workers", "published", "planned", "ratio")
+    output.show(header, [_cells(row) for row in results], "scaling efficiency", num_names=2)
+    output.conclude(results)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    published, planned = row["published"], row["planned"]
+    ratios = (f"{published:.0%}", f"{planned:.0%}", f"{planned / published:.2f}")
+    return [row["source"], row["network"], str(row["workers"]), *ratios]

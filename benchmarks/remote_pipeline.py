@@ -60,8 +60,7 @@ def run(
     features: int,
     step_ms: int,
     steps: int,
-    json: str | None,
-    table: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
@@ -73,7 +72,6 @@ def run(
     """
     if smoke:
         links, micro_batches, features, step_ms, steps = links[:1], [2], 64, 24, 3
-    output = harness.Output("remote pipeline", json, table)
     rates = {link: sizes.bytes_per_second(link) for link in links}
     try:
         with tempfile.TemporaryDirectory() as folder, make_hosts(Path(folder)) as hosts:

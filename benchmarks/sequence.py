@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
+from tfdist.bench import harness
 from tfdist.bench import rounds as turns
-from tfdist.console import table_files, tables
+from tfdist.console import tables
 from tfdist.plan.network import Network
 
 if TYPE_CHECKING:
@@ -68,11 +68,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--batch", type=PositiveInt, default=64, metavar="N", help="rows")
     parser.add_argument("--length", type=PositiveInt, default=64, metavar="N", help="tokens")
     parser.add_argument("--width", type=PositiveInt, default=64, metavar="N", help="of a token")
-    parser.add_argument(
-        "--rounds", type=PositiveInt, default=5, metavar="N", help="measurements of each time"
-    )
-    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
-    parser.add_argument("--smoke", action="store_true", help="use a small batch and 32 tokens")
+    harness.add_arguments(parser, rounds=5, table=True)
 
 
 def run(
@@ -81,12 +77,11 @@ def run(
     length: int,
     width: int,
     rounds: int,
-    table: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Prints the tables. The arguments are the values of the flags."""
     batch, length, rounds = (24, 32, 1) if smoke else (batch, length, rounds)
-    table_files.check(table, ".md", ".csv")
     from tfdist.plan import devices as plans
 
     plans.make_devices(devices)  # before TensorFlow is initialized
@@ -108,14 +103,14 @@ def run(
     exchanged = 8 * (devices - 1) / devices
     gathered = alone / devices + 2 * (1 - 1 / devices)
     rows.append(["formula", "each", f"{exchanged:.2f}", f"{gathered:.2f}"])
-    header = ["activations", "device", "received", "memory"]
-    tables.numbers(header, rows, title=f"of a block, in inputs of {unit:,} bytes", num_names=2)
-    if table:
-        table_files.write(Path(table), header, rows)
-    _show_times(networks[1], devices, batch, rounds)
+    header = ("activations", "device", "received", "memory")
+    output.show(header, rows, f"of a block, in inputs of {unit:,} bytes", num_names=2)
+    times = _times(networks[1], devices, batch, rounds)
+    output.conclude([dict(zip(header, row, strict=True)) for row in rows] + times)
 
 
-def _show_times(network: Blocks, devices: int, batch: int, rounds: int) -> None:
+def _times(network: Blocks, devices: int, batch: int, rounds: int) -> list[dict[str, Any]]:
+    """Prints and returns the times of steps."""
     steps = {"one device": _step(network, batch, "one_device", 1)} | {
         f"--split-activations {how}": _step(
             network, batch, "tensor_parallel", devices, split_activations=how
@@ -124,16 +119,21 @@ def _show_times(network: Blocks, devices: int, batch: int, rounds: int) -> None:
     }
     samples = turns.run_in_turns(steps, rounds)
     last = [*samples.values()][-1]
-    rows = [
-        [
-            name,
-            turns.as_text(turns.spread(own)._asdict(), ".1f"),
-            turns.as_text(turns.ratio(last, own)._asdict()),
-        ]
+    results: list[dict[str, Any]] = [
+        {
+            "activations": name,
+            "ms": turns.spread(own)._asdict(),
+            "relative": turns.ratio(last, own)._asdict(),
+        }
         for name, own in samples.items()
     ]
-    title = f"a step of {network.depth} blocks"
-    tables.numbers(["activations", "ms", "rows relative to this"], rows, title=title)
+    header = ("activations", "ms", "rows relative to this")
+    rows = [
+        (row["activations"], turns.as_text(row["ms"], ".1f"), turns.as_text(row["relative"]))
+        for row in results
+    ]
+    tables.numbers(header, rows, title=f"a step of {network.depth} blocks")
+    return results
 
 
 def _step(

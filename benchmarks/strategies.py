@@ -48,9 +48,7 @@ def run(
     replicas: int,
     steps: int,
     rounds: int,
-    json: str | None,
-    table: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
     **network: Any,
 ) -> None:
@@ -60,7 +58,6 @@ def run(
         ConfigurationError: A flag has a value that does not fit.
         LaunchError: The training on one device fails.
     """
-    output = harness.Output("strategies", json, table, chart)
     chosen = networks.tiny() if smoke else networks.from_flags(**network)
     if smoke:
         batch, steps, rounds = 4, 2, 1

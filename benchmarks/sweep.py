@@ -37,9 +37,7 @@ def run(
     batches: Sequence[int],
     memory: int | None,
     steps: int,
-    json: str | None,
-    table: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
     **network: Any,
 ) -> None:
@@ -49,7 +47,6 @@ def run(
         ConfigurationError: A flag has a value that does not fit.
         LaunchError: The smallest batch does not train.
     """
-    output = harness.Output("sweep", json, table, chart)
     chosen = networks.tiny() if smoke else networks.from_flags(**network)
     if smoke:
         batches, steps = [1, 8], 2

@@ -67,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     harness.add_arguments(parser, table=True)
 
 
-def run(hosts: int, per_host: int, json: str | None, table: str | None, smoke: bool) -> None:
+def run(hosts: int, per_host: int, output: harness.Output, smoke: bool) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
 
     Raises:
@@ -75,7 +75,6 @@ def run(hosts: int, per_host: int, json: str | None, table: str | None, smoke: b
         LaunchError: A process failed.
     """
     measured = settings(per_host)[: 1 if smoke else None]
-    output = harness.Output("traffic", json, table)
     try:
         with tempfile.TemporaryDirectory() as folder, make_hosts(Path(folder), hosts) as made:
             results = [measure(made, setting) for setting in measured]

@@ -39,9 +39,7 @@ def run(
     batch: int,
     steps: int,
     rounds: int,
-    json: str | None,
-    table: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Measures and prints a table; the arguments are the values of the flags.
@@ -50,7 +48,6 @@ def run(
         ConfigurationError: A flag has a value that does not fit.
         LaunchError: The training on one device fails.
     """
-    output = harness.Output("unet", json, table, chart)
     if smoke:
         size, filters, depth, batch, steps, rounds = 16, 2, 2, 4, 2, 1
     network = Network("unet", (size, size, 3), 2, settings={"filters": filters, "depth": depth})

@@ -32,4 +32,4 @@ def test_unknown_benchmark_raises_immediately(tmp_path: Path) -> None:
 def test_smoke_writes_the_results(program: str, name: str, tmp_path: Path) -> None:
     run(tmp_path, "all", "--smoke", "--only", name, program=program)
     document = json.loads((tmp_path / "bench" / f"{name}.json").read_text())
-    assert document["benchmark"] == ("scaling over a link" if name == "link" else name)
+    assert document["benchmark"] == name

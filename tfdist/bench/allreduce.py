@@ -87,8 +87,7 @@ def run(
     engines: Sequence[str],
     sizes: Sequence[int],
     rounds: int,
-    json: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
     known: Mapping[str, Engine] = ENGINES,
 ) -> None:
@@ -100,7 +99,6 @@ def run(
     absent = {name: why for name in engines if (why := missing(name))}
     with contextlib.ExitStack() as stack:
         pools = {name: stack.enter_context(known[name]()) for name in engines if name not in absent}
-        output = harness.Output("allreduce", json, chart=chart)
         results = [
             measure(pools, num_bytes, _SMOKE_ROUNDS if smoke else rounds)
             for num_bytes in (_SMOKE_SIZES if smoke else sizes)

@@ -75,14 +75,13 @@ def run(
     saves: int,
     folder: str | None,
     rounds: int,
-    json: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Measures and prints a table for each network; the arguments are the values of the flags."""
     sizes = list(weights)
     if smoke:
         sizes, every, saves, rounds = [10_000], 2, 2, 2
-    output = harness.Output("checkpoint", json)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         results = [compare(number, every, saves, rounds, place) for number in sizes]
     for result in results:

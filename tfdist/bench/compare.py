@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(
-    base: str, what: Sequence[str], data_dir: str, rounds: int, json: str | None, smoke: bool
+    base: str, what: Sequence[str], data_dir: str, rounds: int, output: harness.Output, smoke: bool
 ) -> None:
     """Measures both trees and prints a verdict for each row; the arguments are the flags' values.
 
@@ -72,7 +72,6 @@ def run(
         raise ConfigurationError(
             "--rounds 1: expected at least 2, which a confidence interval needs."
         )
-    output = harness.Output("compare", json)
     here = Path(__file__).resolve().parents[2]
     images = ""
     if "input" in what:

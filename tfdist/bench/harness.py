@@ -6,7 +6,7 @@ Importing it imports no TensorFlow.
 from __future__ import annotations
 
 import json as json_format
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.bench import machine
-from tfdist.console import files, table_files, tables
+from tfdist.console import command, files, table_files, tables
 
 
 def add_arguments(
@@ -55,6 +55,28 @@ def add_arguments(
     )
 
 
+def run_one_of(
+    commands: Mapping[str, str], program: str, description: str, arguments: Sequence[str] | None
+) -> int:
+    """Runs the benchmark that a command line names, as `command.run_one_of` does.
+
+    The function `run` of its module takes `output`, an `Output`, instead of the names of files.
+
+    Returns:
+        The exit code: 0, 1 after an error, 130 after an interrupt.
+    """
+    return command.run(
+        lambda: command.run_one_of(commands, program, description, arguments, _make_output)
+    )
+
+
+def _make_output(benchmark: str, values: dict[str, Any]) -> None:
+    """Replaces the values of `--json`, `--table` and `--chart`, if it has them, by an `Output`."""
+    if "json" in values:
+        paths = {flag: values.pop(flag, None) for flag in ("json", "table", "chart")}
+        values["output"] = Output(benchmark, **paths)
+
+
 class Output:
     """Prints the results of a benchmark and writes its files.
 
@@ -74,8 +96,8 @@ class Output:
         self,
         benchmark: str,
         json: str | None,
-        table: str | None = None,
-        chart: str | None = None,
+        table: str | None,
+        chart: str | None,
     ) -> None:
         table_files.check(json, ".json")
         table_files.check(table, ".md", ".csv")

@@ -57,7 +57,7 @@ def run(
     large: bool,
     with_model: bool,
     rounds: int,
-    json: str | None,
+    output: harness.Output,
     smoke: bool,
     more_readers: Mapping[str, Reader] | None = None,
 ) -> None:
@@ -71,7 +71,6 @@ def run(
     if smoke:
         num_images, rounds = 96, 1
     found = photographs.create(Path(data_dir) / "bench", num_images, large)
-    output = harness.Output("input", json)
     results: dict[str, Any] = {"images": num_images, "large": large}
     if with_model:
         from tfdist.bench import input_wait

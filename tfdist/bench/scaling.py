@@ -154,8 +154,7 @@ def run(
     models: Sequence[str],
     engines: Sequence[str],
     rounds: int,
-    json: str | None,
-    chart: str | None,
+    output: harness.Output,
     smoke: bool,
     known: Mapping[str, Engine] = ENGINES,
 ) -> None:
@@ -175,7 +174,6 @@ def run(
             for name in engines
             if name not in absent
         }
-        output = harness.Output("scaling", json, chart=chart)
         for name in models:
             num_rounds = _SMOKE_ROUNDS if smoke else rounds
             results.append(measure(name, workload(name, smoke), pools, num_rounds, known))

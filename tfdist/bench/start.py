@@ -81,12 +81,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(
-    models: Sequence[str], replicas: Sequence[int], rounds: int, json: str | None, smoke: bool
+    models: Sequence[str], replicas: Sequence[int], rounds: int, output: harness.Output, smoke: bool
 ) -> None:
     """Measures and prints a table for each model; the arguments are the values of the flags."""
     if smoke:
         models, replicas, rounds = ["mlp"], [1, 2], 1
-    output = harness.Output("start", json)
     results = []
     for model in models:
         results.append(compare(model, replicas, rounds))

@@ -78,7 +78,7 @@ def run(
     steps: int | None,
     profile: bool,
     rounds: int,
-    json: str | None,
+    output: harness.Output,
     smoke: bool,
 ) -> None:
     """Measures and prints tables; the arguments are the values of the flags.
@@ -89,7 +89,6 @@ def run(
     import tfdist
     from tfdist import devices
 
-    output = harness.Output("step", json)
     devices.configure(max(replicas))  # before the first strategy initializes TensorFlow
     results = []
     num_rounds = _SMOKE_ROUNDS if smoke else rounds

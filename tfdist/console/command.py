@@ -121,7 +121,7 @@ def run_one_of(
     program: str,
     description: str,
     arguments: Sequence[str] | None,
-    **further: Any,
+    complete: Callable[[str, dict[str, Any]], None] = lambda name, values: None,
 ) -> None:
     """Parses a command line that begins with a subcommand, and runs the subcommand.
 
@@ -131,7 +131,8 @@ def run_one_of(
         program: As for `parser`.
         description: As for `parser`.
         arguments: As for `parse`.
-        **further: Additional arguments of `run`.
+        complete: Takes the name of the subcommand and the values of its flags, and changes the
+            values to the arguments of `run`.
 
     Raises:
         TfdistError: The command line is invalid, or the subcommand failed.
@@ -144,9 +145,11 @@ def run_one_of(
         subparsers[name] = subparser = parser(f"{program} {name}", module.DESCRIPTION)
         module.add_arguments(subparser)
         subcommands.add_subcommand(name, subparser, help=module.DESCRIPTION)
-    values = parse(main_parser, arguments, subparsers=subparsers)
-    name = values.subcommand
-    importlib.import_module(commands[name]).run(**values[name].as_dict(), **further)
+    parsed = parse(main_parser, arguments, subparsers=subparsers)
+    name = parsed.subcommand
+    values = parsed[name].as_dict()
+    complete(name, values)
+    importlib.import_module(commands[name]).run(**values)
 
 
 def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:

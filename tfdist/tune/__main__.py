@@ -31,7 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def parse_and_run() -> None:
         try:
-            command.run_one_of(COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments, training=training)
+            command.run_one_of(
+                COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments,
+                lambda _, values: values.update(training=training),
+            )  # fmt: skip
         except ConfigurationError as error:
             if training or not str(error).startswith("unrecognized arguments"):
                 raise
