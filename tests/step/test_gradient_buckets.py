@@ -25,7 +25,7 @@ def test_slices_and_dense_gradients_are_reduced_once() -> None:
         bucket_bytes = 4 << 10
         num_tensors: list[int] = []  # noqa: RUF012 - used in this test only
 
-        def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+        def all_reduce(self, tensors: list) -> list:
             self.num_tensors.append(len(tensors))
             return [tf.cast(2 * t.values, t.dtype) if _is_slices(t) else 2 * t for t in tensors]
 

@@ -25,8 +25,8 @@ from tfdist.verify.trial import judge
 class ByCount(Mirrored):
     """Averages the replicas' sums as if all had the same number of rows: a common mistake."""
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        return super().all_reduce(tensors, "MEAN")
+    def all_reduce(self, tensors: list) -> list:
+        return [total / self.num_replicas for total in super().all_reduce(tensors)]
 
 
 class Drifting(Mirrored):

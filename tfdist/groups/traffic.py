@@ -77,8 +77,8 @@ class Replicas(Protocol):
     def local_results(self, results: Any) -> list[Any]:
         """Returns what `run` returned as a list."""
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        """Returns tensors reduced over all replicas; called on a replica."""
+    def all_reduce(self, tensors: list) -> list:
+        """Returns tensors summed over all replicas; called on a replica."""
 
 
 def measure_all_reduce(

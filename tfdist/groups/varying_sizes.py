@@ -57,24 +57,21 @@ class VaryingSizes:
         self._blocks: list[int] = []
 
     def reduce(
-        self, tensor: tf.Tensor | tf.IndexedSlices, index: int, op: str = "SUM"
+        self, tensor: tf.Tensor | tf.IndexedSlices, index: int
     ) -> tf.Tensor | tf.IndexedSlices:
         """Sums a tensor, or concatenates the slices of a sparse gradient.
 
         Args:
             tensor: Has the same size on every replica, except for the number of slices.
             index: The replica's index among all replicas.
-            op: `"SUM"` or `"MEAN"`.
 
         Raises:
             ConfigurationError: The process has more such operations than there are keys.
         """
         if isinstance(tensor, tf.IndexedSlices):
             values, indices = self._concatenated([tensor.values, tensor.indices], index)
-            values = values / self._num_replicas if op == "MEAN" else values
             return tf.IndexedSlices(values, indices, tensor.dense_shape)
-        total = self._sum(tensor, index)
-        return total / self._num_replicas if op == "MEAN" else total
+        return self._sum(tensor, index)
 
     def gather(self, vector: tf.Tensor, index: int) -> tf.Tensor:
         """Concatenates the vectors of all replicas, in an order that TensorFlow chooses.

@@ -127,12 +127,11 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        """Returns tensors reduced over the replicas of all processes; called on a replica.
+    def all_reduce(self, tensors: list) -> list:
+        """Returns tensors summed over the replicas of all processes; called on a replica.
 
         Args:
             tensors: Dense tensors or `tf.IndexedSlices`, of the same shapes on every replica.
-            op: `"SUM"` or `"MEAN"`.
         """
 
     @property

@@ -81,23 +81,23 @@ class MultiWorker(TFDistribute):
     def _uses_nccl(self) -> bool:
         return self.communication == "nccl"
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+    def all_reduce(self, tensors: list) -> list:
         # TensorFlow sends the last of a list first, and what is packed at the end.
-        return super().all_reduce(tensors[::-1], op)[::-1]
+        return super().all_reduce(tensors[::-1])[::-1]
 
-    def _exchange(self, context: Any, op: str, packed: list) -> list:
+    def _exchange(self, context: Any, packed: list) -> list:
         if tf.executing_eagerly():
-            return context.all_reduce(op, packed)
+            return context.all_reduce("SUM", packed)
         sized = [i for i, t in enumerate(packed) if _has_size(t)]
         # TensorFlow returns a sum on the tensor's device; a tensor from outside has none yet.
         placed = [tf.identity(packed[i]) for i in sized]
         most = CHUNK_BYTES if self.communication == "ring" else sys.maxsize
-        sums = in_chunks(lambda pieces: context.all_reduce(op, pieces), placed, most)
+        sums = in_chunks(lambda pieces: context.all_reduce("SUM", pieces), placed, most)
         results = dict(zip(sized, sums, strict=True))
         index = int(tf.get_static_value(context.replica_id_in_sync_group))
         for i, tensor in enumerate(packed):
             if i not in results:
-                results[i] = self._varying_sizes.reduce(tensor, index, op)
+                results[i] = self._varying_sizes.reduce(tensor, index)
         return [results[i] for i in range(len(packed))]
 
 

@@ -57,6 +57,5 @@ class OneDevice(Strategy):
         with tf.device(self.devices[0]):
             return [fn(results)]
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        sums = self.group.all_reduce(tensors)
-        return sums if op == "SUM" else [total / self.num_replicas for total in sums]
+    def all_reduce(self, tensors: list) -> list:
+        return self.group.all_reduce(tensors)

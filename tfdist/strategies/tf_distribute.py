@@ -126,29 +126,29 @@ class TFDistribute(Strategy):
         """Whether NCCL sums tensors over the replicas."""
         return False
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+    def all_reduce(self, tensors: list) -> list:
         context = tf.distribute.get_replica_context()
         sent = [_cast(t, wire_dtype(t.dtype, self._uses_nccl)) for t in tensors]
         # NCCL and hierarchical copies concatenate the tensors of a call, which has to be of one
         # dtype therefore.
-        exchange = functools.partial(self._exchange, context, op)
+        exchange = functools.partial(self._exchange, context)
         reduced = fused(functools.partial(by_dtype, exchange), sent)
         return [_cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
-    def _exchange(self, context: Any, op: str, packed: list) -> list:
-        """All-reduces few large tensors of one dtype at once."""
+    def _exchange(self, context: Any, packed: list) -> list:
+        """Sums few large tensors of one dtype at once."""
         if any(isinstance(tensor, tf.IndexedSlices) for tensor in packed):
             # NCCL asks for the device of each dense tensor: what a loop returns names none.
             named = [t if isinstance(t, tf.IndexedSlices) else tf.identity(t) for t in packed]
-            return context.all_reduce(op, named)
+            return context.all_reduce("SUM", named)
 
         @tf.custom_gradient
         def summed(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
             # Without the stop TensorFlow looks for variables in everything that led to the sums,
             # on all replicas, again at each exchange: the first step took quadratic time.
-            sums = context.all_reduce(op, [tf.stop_gradient(tensor) for tensor in tensors])
-            gradient = functools.partial(self._exchange, context, op)
-            return [tf.stop_gradient(s) for s in sums], lambda *upstream: gradient([*upstream])
+            sums = context.all_reduce("SUM", [tf.stop_gradient(tensor) for tensor in tensors])
+            stopped = [tf.stop_gradient(s) for s in sums]
+            return stopped, lambda *upstream: self._exchange(context, [*upstream])
 
         return tf.nest.flatten(summed(*packed))
 

@@ -77,6 +77,5 @@ class Towers(Strategy):
         with tf.device(self.parameter_device):
             return [fn(results[0])]
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        sums = fused(self._threads.exchange, tensors)
-        return sums if op == "SUM" else [total / self.num_replicas for total in sums]
+    def all_reduce(self, tensors: list) -> list:
+        return fused(self._threads.exchange, tensors)

@@ -142,7 +142,7 @@ class ParameterServer(Strategy):
     def local_results(self, results: Any) -> list[Any]:
         return [results]
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+    def all_reduce(self, tensors: list) -> list:
         return tensors
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:

@@ -33,8 +33,6 @@ from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import move, values_chosen_by
 from tfdist.upstream.keras_optimizers import slots_of
 
-#: Where weights are until the stages are known.
-
 
 class Pipeline(Strategy):
     """A model in stages, each with its weights and optimizer state on a device of its own.
@@ -194,9 +192,8 @@ class Pipeline(Strategy):
         with tf.compat.v1.device(colocate_with_inputs):
             return [fn(results[0])]
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
-        sums = self._threads.exchange(tensors) if tensors else []
-        return sums if op == "SUM" else [total / self.num_replicas for total in sums]
+    def all_reduce(self, tensors: list) -> list:
+        return self._threads.exchange(tensors) if tensors else []
 
     def place_of(self, variable: keras.Variable, index: int) -> str:
         return variable.value.device

@@ -35,8 +35,6 @@ from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
 from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
 
-#: Where a model is created, so that no device has to hold all of it.
-
 _KINDS = {
     "column": "by column",
     "row": "by row",
@@ -199,11 +197,10 @@ class TensorParallel(Strategy):
         found = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
         return [_or_none(g) for g in tf.nest.pack_sequence_as(list(sources), found)]
 
-    def all_reduce(self, tensors: list, op: str = "SUM") -> list:
+    def all_reduce(self, tensors: list) -> list:
         if self.group.size == 1:
             return tensors
-        sums = by_device(self.group.all_reduce, tensors)
-        return sums if op == "SUM" else [total / self.num_replicas for total in sums]
+        return by_device(self.group.all_reduce, tensors)
 
     def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
@@ -223,17 +220,9 @@ class TensorParallel(Strategy):
     def outputs(
         self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
     ) -> list[Any]:
-        def on_replica(i: int) -> Any:
-            share = element.shares[i]
-            found = fn(share.rows)
-            # One process's replica has all rows, and those of the full batch are never padding.
-            return (
-                found
-                if whole or self.num_replicas == 1
-                else batches.drop_padding(found, share.num_rows)
-            )
-
-        return self.local_results(self.run(on_replica))
+        if not whole:
+            return super().outputs(fn, element)
+        return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
 
 
 def _or_none(gradient: Any) -> Any:
