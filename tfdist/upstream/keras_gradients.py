@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.ops import nn
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 #: The constants of `tf.nn.gelu`, which rounds them to float32 for every dtype.
 _ROOT_OF_HALF, _COEFFICIENT = float(np.float32(math.sqrt(0.5))), float(np.float32(0.044715))
@@ -66,10 +66,8 @@ def gradients_in_closed_form() -> Iterator[None]:
             return plain_rms_norm(x, scale, axis, epsilon)
         return _normalized(x, scale, None, first, epsilon, is_centered=False)
 
-    with ExitStack() as stack:
-        stack.enter_context(replaced(backend.nn, "gelu", gelu))
-        stack.enter_context(replaced(nn, "_layer_normalization", layer_norm))
-        stack.enter_context(replaced(nn, "_rms_normalization", rms_norm))
+    norms = {"_layer_normalization": layer_norm, "_rms_normalization": rms_norm}
+    with replaced(backend.nn, "gelu", gelu), all_replaced(nn, norms):
         yield
 
 

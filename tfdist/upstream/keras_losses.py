@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.losses import loss as keras_loss
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced
 
 
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
@@ -91,17 +91,15 @@ def of_same_rank(values: Any, weights: Any) -> tuple[Any, Any]:
     return keras_loss.squeeze_or_expand_to_same_rank(values, weights)
 
 
-@contextmanager
-def losses_of_one_device() -> Iterator[None]:
+def losses_of_one_device() -> AbstractContextManager[None]:
     """Keeps Keras from dividing losses by the number of replicas: `keras.src.losses.loss`."""
-    with ExitStack() as stack:
-        for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-            stack.enter_context(replaced(keras_loss, name, lambda value: value))
-        yield
+    names = ("scale_loss_for_distribution", "unscale_loss_for_distribution")
+    return all_replaced(keras_loss, dict.fromkeys(names, lambda value: value))
 
 
-@contextmanager
-def added_losses_in(store: Callable[[], list[tuple[keras.Layer, Any]] | None]) -> Iterator[None]:
+def added_losses_in(
+    store: Callable[[], list[tuple[keras.Layer, Any]] | None],
+) -> AbstractContextManager[None]:
     """Stores the losses that layers add, with the layer, in the list that `store()` returns.
 
     By default a layer finds its losses in a `StatelessScope` by `Layer._loss_ids`, which all
@@ -130,11 +128,10 @@ def added_losses_in(store: Callable[[], list[tuple[keras.Layer, Any]] | None]) -
             return own(self)
         return [loss for owner, loss in stored if owner is self]
 
-    with ExitStack() as stack:
-        stack.enter_context(replaced(layer, "add_loss", add_loss))
-        stack.enter_context(replaced(layer, "_clear_losses", clear_losses))
-        stack.enter_context(replaced(layer, "_get_own_losses", own_losses))
-        yield
+    replacements = {
+        "add_loss": add_loss, "_clear_losses": clear_losses, "_get_own_losses": own_losses
+    }  # fmt: skip
+    return all_replaced(layer, replacements)
 
 
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
@@ -24,7 +24,7 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import flatten_layers
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, part
 from tfdist.upstream.optimizer_kernels import update_function
-from tfdist.upstream.patching import replace, replaced
+from tfdist.upstream.patching import all_replaced, replace, replaced
 
 _AVERAGES = "_model_variables_moving_average"
 _plain_key = TFOptimizer.__dict__["_var_key"]
@@ -89,8 +89,7 @@ def on_slot_creation(function: Callable[[keras.Variable, keras.Variable], None])
         yield
 
 
-@contextmanager
-def optimizers_of_one_device() -> Iterator[None]:
+def optimizers_of_one_device() -> AbstractContextManager[None]:
     """Makes Keras optimizers update one replica's variables with gradients that are already summed.
 
     Inside `Strategy.update` every assignment is local. The methods of `TFOptimizer` for
@@ -99,11 +98,8 @@ def optimizers_of_one_device() -> Iterator[None]:
     variables.
     """
     plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION} | _sharded_methods()
-    with ExitStack() as stack:
-        # Patched on the class, because optimizers such as Nadam override these and call super().
-        for name, function in plain.items():
-            stack.enter_context(replaced(TFOptimizer, name, function))
-        yield
+    # Patched on the class, because optimizers such as Nadam override these and call super().
+    return all_replaced(TFOptimizer, plain)
 
 
 @contextmanager
@@ -135,12 +131,12 @@ def optimizers_in_scope(apply: Callable[..., None], cond: Callable[..., Any]) ->
             value = tf.tensor_scatter_nd_update(old, rows, tf.cast(value.values, old.dtype))
         variable.assign(value)
 
-    own = {"_var_key": var_key, "assign": assign, "assign_add": assign_add}
-    own |= {"assign_sub": assign_sub}
+    own = {
+        "_var_key": var_key, "assign": assign, "assign_add": assign_add, "assign_sub": assign_sub
+    }  # fmt: skip
     plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION}
     with ExitStack() as stack:
-        for name, function in (own | plain).items():
-            stack.enter_context(replaced(TFOptimizer, name, function))
+        stack.enter_context(all_replaced(TFOptimizer, own | plain))
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
             method = functools.partialmethod(_apply_by, apply, owner.apply)
             stack.enter_context(replaced(owner, "apply", method))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 from keras.src.backend.tensorflow import trainer
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced
 
 #: The state of each class besides its arguments; `on_train_begin` resets most of it.
 _REMEMBERED: dict[type, tuple[str, ...]] = {
@@ -65,8 +65,7 @@ def is_better(model: keras.Model, monitor: str, value: float, best: float) -> bo
     return bool(judge._is_improvement(value, best))
 
 
-@contextmanager
-def weights_swapped_by_assignment() -> Iterator[None]:
+def weights_swapped_by_assignment() -> AbstractContextManager[None]:
     """Makes `SwapEMAWeights` swap sharded weights within the block.
 
     Its `_tf_swap_variables` and `_tf_finalize_ema_values` update a `tf.Variable` in place. Those of
@@ -74,11 +73,11 @@ def weights_swapped_by_assignment() -> Iterator[None]:
     variables.
     """
     kind = keras.callbacks.SwapEMAWeights
-    with (
-        replaced(kind, "_tf_swap_variables", kind._backend_swap_variables),
-        replaced(kind, "_tf_finalize_ema_values", kind._backend_finalize_ema_values),
-    ):
-        yield
+    replacements = {
+        "_tf_swap_variables": kind._backend_swap_variables,
+        "_tf_finalize_ema_values": kind._backend_finalize_ema_values,
+    }
+    return all_replaced(kind, replacements)
 
 
 def concatenated(tensors: Sequence[Any]) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 _ABSENT = object()
@@ -33,6 +33,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             _root(owner).__delattr__(owner, name)
         else:
             replace(owner, name, before)
+
+
+@contextmanager
+def all_replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Sets several attributes of an owner within the block, by name: see `replaced`."""
+    with ExitStack() as stack:
+        for name, value in values.items():
+            stack.enter_context(replaced(owner, name, value))
+        yield
 
 
 def replace(owner: Any, name: str, value: Any) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced
 
 #: Operations that take a variable's handle and only read the variable.
 _READERS = frozenset(
@@ -72,17 +72,10 @@ class ChangesOfVariables:
         self._numbers = {id(one): n for n, pair in enumerate(self._alive) for one in pair}
         self._found: set[int] = set()
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Notes changes by any thread while the block runs."""
-        entries = [(name, getattr(pywrap_tfe, name)) for name in _ENTRIES]
-        first, second, third = [(name, self._noting(entry)) for name, entry in entries]
-        with (
-            replaced(pywrap_tfe, *first),
-            replaced(pywrap_tfe, *second),
-            replaced(pywrap_tfe, *third),
-        ):
-            yield
+        entries = {name: self._noting(getattr(pywrap_tfe, name)) for name in _ENTRIES}
+        return all_replaced(pywrap_tfe, entries)
 
     def take(self) -> list[int]:
         """Returns the indices of the variables that may have changed since the last call."""

@@ -6,7 +6,7 @@ import graphlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +22,7 @@ from tensorflow.python.grappler import item as grappler_item
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 #: Operations that call functions.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -50,19 +50,16 @@ def with_state(kinds: set[str]) -> set[str]:
     return {kind for kind, definition in known.items() if not definition or definition.is_stateful}
 
 
-@contextmanager
-def functions_kept_whole() -> Iterator[None]:
+def functions_kept_whole() -> AbstractContextManager[None]:
     """Allows the attribute `_nospecialize` for a `tf.function` that is created and traced within.
 
     Without it the graph optimizer creates a separate copy of a function for each call, and of all
     functions that it calls. `attributes.parse_func_attrs` has lists of allowed attributes.
     """
-    with ExitStack() as stack:
-        for kind in ("POLYMORPHIC_FUNCTION", "TRACING_COMPILATION", "MONOMORPHIC_FUNCTION"):
-            name = f"{kind}_ALLOWLIST"
-            wider = getattr(attributes, name) | {"_nospecialize"}
-            stack.enter_context(replaced(attributes, name, wider))
-        yield
+    kinds = ("POLYMORPHIC_FUNCTION", "TRACING_COMPILATION", "MONOMORPHIC_FUNCTION")
+    names = [f"{kind}_ALLOWLIST" for kind in kinds]
+    wider = {name: getattr(attributes, name) | {"_nospecialize"} for name in names}
+    return all_replaced(attributes, wider)
 
 
 @contextmanager

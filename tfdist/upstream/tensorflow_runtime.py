@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,7 @@ from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import random_seed
 from tensorflow.python.ops import collective_ops, resource_variable_ops, summary_ops_v2
 
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 
 def seed_of_process() -> int | None:
@@ -113,10 +113,11 @@ def variables_assigned_by(function: Callable[..., Any]) -> Iterator[None]:
     Replaces methods of `resource_variable_ops.ResourceVariable`, and of
     `values.DistributedVariable` for several devices.
     """
-    with ExitStack() as stack:
-        for owner in (resource_variable_ops.ResourceVariable, values.DistributedVariable):
-            for name in ("assign", "assign_add", "assign_sub"):
-                stack.enter_context(replaced(owner, name, function))
+    methods = dict.fromkeys(("assign", "assign_add", "assign_sub"), function)
+    with (
+        all_replaced(resource_variable_ops.ResourceVariable, methods),
+        all_replaced(values.DistributedVariable, methods),
+    ):
         yield
 
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 
 class StepRun(Protocol):
@@ -215,14 +215,11 @@ def patched_for_custom_step(model: keras.Model) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(keras_optimizers.optimizers_in_scope(_apply, _cond))
         stack.enter_context(keras_losses.added_losses_in(_added_losses))
-        for owner, name, function in (
-            (_Tape, "__enter__", _entered),
-            (_Tape, "__exit__", _exited),
-            (_Tape, "watch", _watched),
-            (_Tape, "gradient", _gradients),
-            (keras.random.SeedGenerator, "next", _seed),
-        ):
-            stack.enter_context(replaced(owner, name, function))
+        methods = {
+            "__enter__": _entered, "__exit__": _exited, "watch": _watched, "gradient": _gradients
+        }  # fmt: skip
+        stack.enter_context(all_replaced(_Tape, methods))
+        stack.enter_context(replaced(keras.random.SeedGenerator, "next", _seed))
         for metric in keras_model.metrics_of(model):
             plain = functools.partial(type(metric).result, metric)
             stack.enter_context(

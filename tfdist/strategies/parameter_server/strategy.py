@@ -22,7 +22,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.parameter_server.cluster import connect, find_tasks
 from tfdist.strategies.parameter_server.loop import Ledger, asynchronous
 from tfdist.upstream import keras_model, tensorflow_runtime
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced
 
 _SERVERS = "/job:ps/replica:0"  # in TensorFlow's names of devices
 
@@ -175,9 +175,8 @@ class ParameterServer(Strategy):
             ) from error
 
 
-@contextmanager
-def atomic_adds() -> Iterator[None]:
-    """A context in which `assign_add` and `assign_sub` of Keras's variables are atomic.
+def atomic_adds() -> AbstractContextManager[None]:
+    """Returns a context in which `assign_add` and `assign_sub` of Keras's variables are atomic.
 
     Keras reads, adds and writes, so that what others add in between is lost: of 200 steps by two
     workers `optimizer.iterations` counted 175.
@@ -189,11 +188,7 @@ def atomic_adds() -> Iterator[None]:
     def assign_sub(self: Any, value: Any) -> Any:
         return self.value.assign_sub(tf.cast(value, self.value.dtype))
 
-    with (
-        replaced(keras.Variable, "assign_add", assign_add),
-        replaced(keras.Variable, "assign_sub", assign_sub),
-    ):
-        yield
+    return all_replaced(keras.Variable, {"assign_add": assign_add, "assign_sub": assign_sub})
 
 
 def fetch_rows_only() -> AbstractContextManager[None]:

@@ -22,7 +22,7 @@ from tfdist.strategies.tensor_parallel.splits import ELEMENTWISE, AlongAxis, Spl
 from tfdist.upstream.keras_layers import dropout_of, out_of_heads
 from tfdist.upstream.keras_model import mask_of, set_mask, value_in_scope
 from tfdist.upstream.keras_variables import part
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 
 class Calls:
@@ -99,9 +99,7 @@ class Calls:
         without: dict[str, Any] = {"bias": None, "activation": None}
         if hasattr(layer, "use_bias"):
             without["use_bias"] = False
-        with ExitStack() as stack:
-            for name, value in without.items():
-                stack.enter_context(replaced(layer, name, value))
+        with all_replaced(layer, without):
             for number, own in enumerate(self._cut(x, split.inputs)):
                 with self._on(number):
                     terms.append(call(own, **options))
