@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.upstream.keras_model import compile_config
+from tfdist.upstream.keras_model import compile_config, overrides
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 
@@ -109,7 +109,7 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
             optimizer.dynamic_scale.assign(rule.initial)
     if wrapped or (rule is None and named != "float16"):
         return
-    if type(model).compile is not keras.Model.compile:
+    if overrides(model, "compile"):
         raise ConfigurationError(
             f"{type(model).__name__} overrides compile, so its optimizers cannot be wrapped for "
             "loss scaling. Wrap them in keras.optimizers.LossScaleOptimizer."

@@ -22,7 +22,7 @@ from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.keras_loops import CheckpointHooks, Training
-from tfdist.loops.model_overrides import honor_overrides, overrides
+from tfdist.loops.model_overrides import honor_overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
 from tfdist.loops.training_state import TrainingState
@@ -34,6 +34,7 @@ from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import input_data, keras_training
+from tfdist.upstream.keras_model import overrides
 from tfdist.watchdog.watchdog import Watchdog
 
 Method = TypeVar("Method", bound=Callable[..., Any])

@@ -33,7 +33,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.replica_sync import ReplicaSync
 from tfdist.upstream.keras_losses import seeds_of_compiled
-from tfdist.upstream.keras_model import compile_config
+from tfdist.upstream.keras_model import compile_config, overrides
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 #: Keras's names of its loops, as in the names of callbacks' methods.
@@ -340,8 +340,8 @@ class CustomSteps:
             ConfigurationError: `accumulate` is above 1.
             UnsupportedModelError: The step cannot run on several replicas.
         """
-        name = _overridden_step(self._model, training)
-        if name is None:
+        name = "train_step" if training else "test_step"
+        if not overrides(self._model, name):
             return None
         if training not in self._steps:
             self._steps[training] = self._make(data, training, name)
@@ -375,12 +375,6 @@ class CustomSteps:
             )
             warnings.warn(full_batch_warning(reason), stacklevel=6)
         return step
-
-
-def _overridden_step(model: keras.Model, training: bool) -> str | None:
-    """Returns the name of the step if the model's class overrides it, or None."""
-    name = "train_step" if training else "test_step"
-    return None if getattr(type(model), name) is getattr(keras.Model, name) else name
 
 
 def _ids(variables: Iterable[keras.Variable]) -> list[int]:

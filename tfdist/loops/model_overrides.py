@@ -12,15 +12,11 @@ from typing import Any, TypeVar, cast
 
 import keras
 
+from tfdist.upstream.keras_model import overrides
 from tfdist.upstream.keras_training import WITHIN_FIT
 from tfdist.upstream.patching import replaced
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def overrides(model: keras.Model, name: str) -> bool:
-    """Returns whether the class of a model overrides a method of `keras.Model`."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def honor_overrides(method: Method) -> Method:

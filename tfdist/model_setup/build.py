@@ -45,7 +45,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
     """
     x, _, _ = keras.utils.unpack_x_y_sample_weight(element_spec)
     # A model that does not override `call` is never built. Its custom step calls its layers.
-    has_call = type(model).call is not keras.Model.call
+    has_call = keras_model.overrides(model, "call")
     layers = keras_model.flatten_layers(model)
     if all(layer.built for layer in layers if has_call or layer is not model):
         return

@@ -90,7 +90,7 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
     Raises:
         UnsupportedModelError: The class overrides `compile`.
     """
-    if type(model).compile is not keras.Model.compile:
+    if keras_model.overrides(model, "compile"):
         raise UnsupportedModelError(
             f"{type(model).__name__} overrides compile, whose arguments cannot be recovered. Pass "
             "a function that builds and compiles it instead of the model."

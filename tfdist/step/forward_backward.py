@@ -24,7 +24,7 @@ from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream.keras_losses import loss_tracker
-from tfdist.upstream.keras_model import takes_training
+from tfdist.upstream.keras_model import call_model
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
 
 
@@ -225,9 +225,7 @@ def _call_model(
     """
     batch = keras.utils.unpack_x_y_sample_weight(share.rows)
     with state.counting(scope, replica):
-        x = batch[0]
-        y_pred = model(x, training=training) if takes_training(model) else model(x)
-    return batch, y_pred
+        return batch, call_model(model, batch[0], training)
 
 
 def _update_metrics(

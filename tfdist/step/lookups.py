@@ -20,8 +20,8 @@ from tfdist.step.row_analysis import RowAnalysis
 from tfdist.step.row_by_row import has_only_row_by_row_layers
 from tfdist.step.row_dependence import Kind
 from tfdist.step.traced_forward import TracedForward
-from tfdist.upstream.keras_losses import overrides_compute_loss, total_loss
-from tfdist.upstream.keras_model import logits_of, takes_training
+from tfdist.upstream.keras_losses import total_loss
+from tfdist.upstream.keras_model import call_model, logits_of, overrides
 from tfdist.upstream.keras_variables import each_piece
 
 
@@ -120,7 +120,7 @@ class Lookups:
             if has_only_row_by_row_layers(self._model) and not has_sparse:
                 self._kinds = dict.fromkeys(range(len(tables)), LookupKind.PER_ROW)
                 return
-            batch = (x, y, weight) if overrides_compute_loss(self._model) else (x, None, None)
+            batch = (x, y, weight) if overrides(self._model, "compute_loss") else (x, None, None)
             try:
                 found = _Gradients(self._model, batch)
             except ValueError as error:
@@ -167,11 +167,11 @@ class _Gradients:
         model, tables = self._model, self._model.trainable_variables
         values = [tf.identity(table) for table in tables]
         with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
-            y_pred = model(x, training=True) if takes_training(model) else model(x)
+            y_pred = call_model(model, x, training=True)
             outputs = [*tf.nest.flatten(y_pred), *scope.losses]
             current = [scope.get_current_value(table) for table in tables]
             self._of_call = _indices([t for t in outputs if t.dtype.is_floating], current)
-            if overrides_compute_loss(model):
+            if overrides(model, "compute_loss"):
                 loss = total_loss(model, scope.losses, (x, y, y_pred, weight), training=True)
                 logits = [logits_of(each) for each in outputs]
                 known = outputs + [each for each in logits if each is not None]

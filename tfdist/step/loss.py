@@ -57,7 +57,7 @@ def replica_loss(
     is_all = replica.num_microbatches == 1
     if added and not is_all:
         added = _parts_of_added(replica, added, reductions, training)
-    if is_all or keras_losses.overrides_compute_loss(model):
+    if is_all or keras_model.overrides(model, "compute_loss"):
         # Each replica counts 1/N of the loss, and the backward pass sums over the replicas.
         all_added = replica.sum_through(added) + penalties
         gathered = replica.gather((x, y, y_pred, sample_weight))

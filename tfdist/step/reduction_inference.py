@@ -21,7 +21,7 @@ from tfdist.step.row_by_row import has_only_row_by_row_layers
 from tfdist.step.row_dependence import FREE
 from tfdist.step.traced_forward import TracedForward, change_is_sum, is_added
 from tfdist.upstream import keras_losses
-from tfdist.upstream.keras_model import metrics_of
+from tfdist.upstream.keras_model import metrics_of, overrides
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
     def compute(tensors: Any) -> None:
         x, y, y_pred, weight = tensors
         note(updates, lambda: model.compute_metrics(x, y, y_pred, sample_weight=weight))
-        if keras_losses.overrides_compute_loss(model):
+        if overrides(model, "compute_loss"):
             batch = (x, y, y_pred, weight)
             note(of_full_batch, lambda: keras_losses.total_loss(model, [], batch, training=False))
 
@@ -194,9 +194,9 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
 
 def _has_custom_metrics(model: keras.Model) -> bool:
     """Returns whether a metric, or the computation of metrics, is not Keras's own."""
-    if type(model).compute_metrics is not keras.Model.compute_metrics:
+    if overrides(model, "compute_metrics"):
         return True
-    if keras_losses.overrides_compute_loss(model) and not all(
+    if overrides(model, "compute_loss") and not all(
         type(metric).__module__.startswith("keras.src.") for metric in metrics_of(model)
     ):
         return True

@@ -26,7 +26,6 @@ from tfdist.step.row_dependence import FREE, MIXED
 from tfdist.step.traced_forward import TracedForward, change_is_sum
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_model
-from tfdist.upstream.keras_losses import overrides_compute_loss
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ def _outputs_reason(traced: TracedForward) -> str | None:
 
 def _may_look_up(traced: TracedForward, model: keras.Model) -> bool:
     """Returns whether the gradients of a model may have slices for lookups of different kinds."""
-    return overrides_compute_loss(model) or bool(traced.operations & _LOOKUPS)
+    return keras_model.overrides(model, "compute_loss") or bool(traced.operations & _LOOKUPS)
 
 
 def _overwritten_weight(model: keras.Model) -> str | None:
@@ -128,7 +127,7 @@ def _can_be_called(model: keras.Model, x: Any, training: bool) -> bool:
     """Returns whether a model takes its inputs; if not, the first step explains why."""
     try:
         with keras.StatelessScope():
-            model(x, training=training) if keras_model.takes_training(model) else model(x)
+            keras_model.call_model(model, x, training)
     except Exception as error:
         logger.debug("The model does not take its inputs: %s", error)
         return False

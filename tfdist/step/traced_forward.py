@@ -28,7 +28,7 @@ from tfdist.step.row_dependence import (
 from tfdist.step.scope import Scope
 from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
-from tfdist.upstream.keras_model import flatten_layers, takes_training
+from tfdist.upstream.keras_model import call_model, flatten_layers
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
@@ -84,7 +84,7 @@ class TracedForward:
         self._has_rows = [bool(has_rows(leaf)) for leaf in leaves]
         self.calls: list[TracedCall] = []
         self.changed: list[tuple[keras.Variable, tf.Tensor | None, tf.Tensor]] = []
-        self._call = compute or functools.partial(_called, model, training)
+        self._call = compute or functools.partial(call_model, model, training=training)
         specs = [
             tf.TensorSpec([None, *leaf.shape[1:]] if has else leaf.shape, leaf.dtype)
             for leaf, has in zip(leaves, self._has_rows, strict=True)
@@ -248,10 +248,6 @@ def is_added(start: tf.Tensor, new: tf.Tensor) -> bool:
             known.add(tensor.ref())
             todo += tensor.op.inputs
     return True
-
-
-def _called(model: keras.Model, training: bool, x: Any) -> Any:
-    return model(x, training=training) if takes_training(model) else model(x)
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:

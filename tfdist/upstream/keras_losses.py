@@ -54,11 +54,6 @@ def compile_loss_of(
     return view
 
 
-def overrides_compute_loss(model: keras.Model) -> bool:
-    """Returns whether the class of a model overrides `compute_loss`."""
-    return type(model).compute_loss is not keras.Model.compute_loss
-
-
 def total_loss(
     model: keras.Model, added: Sequence[tf.Tensor], batch: tuple[Any, ...], training: bool
 ) -> tf.Tensor:

@@ -68,9 +68,14 @@ def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 
-def takes_training(model: keras.Model) -> bool:
-    """Returns whether a model's `call` has the argument `training`: `_call_has_training_arg`."""
-    return model._call_has_training_arg
+def call_model(model: keras.Model, x: Any, training: bool) -> Any:
+    """Calls a model, with `training` if its `call` has the argument: `_call_has_training_arg`."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def overrides(model: keras.Model, name: str) -> bool:
+    """Returns whether the class of a model overrides a method of `keras.Model`."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def compile_config(model: keras.Model) -> Any:

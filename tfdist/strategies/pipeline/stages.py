@@ -12,6 +12,7 @@ import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
 from tfdist.upstream.keras_layers import learned_weights, operations_called_by
+from tfdist.upstream.keras_model import overrides
 
 
 class Costs(NamedTuple):
@@ -173,7 +174,7 @@ def check_no_custom_step(model: keras.Model) -> None:
         UnsupportedModelError: The class overrides `train_step` or `test_step`.
     """
     for name in ("train_step", "test_step"):
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if overrides(model, name):
             raise UnsupportedModelError(
                 "strategy 'pipeline' orders the forward and backward passes of its stages itself, "
                 f"but {type(model).__name__}.{name} is a custom step: override compute_loss "

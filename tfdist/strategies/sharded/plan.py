@@ -129,7 +129,7 @@ def reason_whole(
         model: A built model.
         optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
     """
-    if type(model).train_step is not keras.Model.train_step:
+    if keras_model.overrides(model, "train_step"):
         return f"{type(model).__name__}.train_step may do anything with them"
     for optimizer in optimizers:
         if type(optimizer) not in ELEMENTWISE:
