@@ -103,7 +103,7 @@ class KerasCallbacks(Observer):
         loop: Loop,
         callbacks: keras.callbacks.CallbackList,
         model: keras.Model,
-        watching: Callable[[], AbstractContextManager[None]] = nullcontext,
+        watching: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._begin = getattr(callbacks, f"on_{loop}_batch_begin")
         self._end = getattr(callbacks, f"on_{loop}_batch_end")

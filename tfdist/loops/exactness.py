@@ -23,11 +23,7 @@ class ExactnessReport:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        options: StepOptions,
-        is_rebuilt: bool = False,
+        self, model: keras.Model, strategy: Strategy, options: StepOptions, is_rebuilt: bool
     ) -> None:
         self._model, self._strategy, self._options = model, strategy, options
         self._is_rebuilt = is_rebuilt

@@ -161,7 +161,7 @@ def with_static_shape(gradient: Any, variable: keras.Variable) -> Any:
 
 
 def all_reduce_outputs(
-    strategy: Strategy, outputs: ReplicaOutputs, variables: Sequence[keras.Variable] = ()
+    strategy: Strategy, outputs: ReplicaOutputs, variables: Sequence[keras.Variable]
 ) -> ReplicaOutputs:
     """Sums the outputs of all replicas; called on a replica.
 

@@ -46,9 +46,9 @@ class ReplicaRunner:
         self,
         strategy: Strategy,
         compute: Callable[[Replica, Share], ReplicaOutputs],
-        num_rounds: int = 1,
-        in_xla: bool = False,
-        full_batch_reason: str | None = None,
+        num_rounds: int,
+        in_xla: bool,
+        full_batch_reason: str | None,
         variables: Sequence[keras.Variable] = (),
     ) -> None:
         if full_batch_reason and num_rounds > 1:

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.parameter_gather import ParameterGather, total_gradient
+from tfdist.step.parameter_gather import ParameterGather, current_graph, total_gradient
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import stateless_scope
 from tfdist.upstream.keras_variables import is_joined_to_read, source_of
@@ -39,7 +39,7 @@ class Scope(keras.StatelessScope):
         self.sums: frozenset[int] = frozenset()
         self.alike: dict[int, bool] = {}
         self._tape: tf.GradientTape | None = None
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._graph = current_graph()
 
     @functools.cached_property
     def gather(self) -> ParameterGather:

@@ -399,16 +399,14 @@ class Strategy(ABC):
         if several and (whole or not own_rows):
             checksum = batches.checksum(batch, self.check_data)
         if whole:
-            own = batches.uncut(batch, num_local)
+            own = (batches.Share(rows, batch),) * num_local
         elif several and own_rows:
             own = batches.split(batches.pad_to_one_row(batch), num_local, range(num_local), rows)
             far = tf.constant(self.rank * batches.OWN_ROWS_APART, tf.int64)
             own = tuple(one._replace(first_row=far + one.first_row) for one in own)
-        elif several:
-            indices = range(self.first_replica, self.first_replica + num_local)
-            own = batches.split(batch, self.num_replicas, indices)
         else:
-            own = batches.split(batch, num_local, range(num_local))
+            first = num_local * self.rank
+            own = batches.split(batch, self.num_replicas, range(first, first + num_local))
         return batches.Element(rows, checksum, own)
 
     def unpack(self, element: Any) -> batches.Element:

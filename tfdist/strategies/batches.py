@@ -151,11 +151,6 @@ def split(
     return tuple(share(batch, begin, end) for begin, end in bounds)
 
 
-def uncut(batch: Batch, num_shares: int) -> tuple[Share, ...]:
-    """Returns the full batch for each replica: see `Strategy.distribute`."""
-    return (Share(num_rows(batch), batch),) * num_shares
-
-
 def share(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Share:
     """Returns rows `begin` to `end` of a batch; if there are none, the next row is the padding.
 

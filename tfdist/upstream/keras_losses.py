@@ -34,23 +34,20 @@ def loss_trackers(compile_loss: Any) -> list[keras.metrics.Mean]:
 
 
 def compile_loss_of(
-    compile_loss: Any,
-    losses: Sequence[Callable[..., Any]],
-    trackers: Sequence[Any] | None = None,
+    compile_loss: Any, losses: Sequence[Callable[..., Any]], trackers: Sequence[Any]
 ) -> Any:
     """Returns a view of a built `CompileLoss` that calls other functions.
 
     Args:
         compile_loss: Keras's object; not changed.
         losses: Functions that replace its losses, one for each.
-        trackers: Metrics that replace its per-output trackers; None: no replacement.
+        trackers: Metrics that replace its per-output trackers.
     """
     view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
     view.__dict__.update(compile_loss.__dict__)
     entries = zip(compile_loss._flat_losses, losses, strict=True)
     view._flat_losses = [entry._replace(loss=loss) for entry, loss in entries]
-    if trackers is not None:
-        view._metrics = list(trackers)
+    view._metrics = list(trackers)
     return view
 
 

@@ -147,7 +147,7 @@ class ShardedState(Strategy):
         if not model.built or model.optimizer is None:
             return
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        planned = plan.plan(model, [optimizer], self._owners, self._smallest)
+        planned = self._plan(model, [optimizer])
         self._placed = {"split": planned.describe(len(self._owners), self.rest_is)}
         if (state := plan.state_of(optimizer)) is not None:
             held = planned.bytes_by_owner(
@@ -163,8 +163,7 @@ class ShardedState(Strategy):
         On every rank it begins with the same numbers, which do not depend on the weights.
         """
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        planned = plan.plan(model, [optimizer], self._owners, self._smallest)
-        cut = {id(weight) for weight in planned.cut}
+        cut = {id(weight) for weight in self._plan(model, [optimizer]).cut}
 
         def divide(slot: keras.Variable, weight: keras.Variable) -> None:
             if id(weight) in cut and slot.shape == weight.shape:
@@ -176,7 +175,7 @@ class ShardedState(Strategy):
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         super().prepare(model, optimizers)
         plain = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
-        planned = plan.plan(model, plain, self._owners, self._smallest)
+        planned = self._plan(model, plain)
         slots: dict[int, list[keras.Variable]] = {}
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
             slots.setdefault(id(weight), []).append(slot)
@@ -190,6 +189,9 @@ class ShardedState(Strategy):
         if self.copies_weights:
             self.sync_copies(model.variables)
         gc.collect()  # cycles may hold the full values, and Python frees them at any time
+
+    def _plan(self, model: Any, optimizers: Sequence[Any]) -> plan.Plan:
+        return plan.plan(model, optimizers, self._owners, self._smallest)
 
     def _cut(self, weight: keras.Variable, slots: list[keras.Variable]) -> None:
         """Gives each owner its shard of a weight and of the weight's optimizer state."""
@@ -257,7 +259,7 @@ class ShardedOverDevices(ShardedState, Towers):
         shard: str,
         smallest: int,
         offload: str,
-        process_group: str = "auto",
+        process_group: str,
     ) -> None:
         names, group = join_processes(process_group, devices, self.default_cpus)
         super().__init__(names, group=group)
