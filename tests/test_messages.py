@@ -13,6 +13,7 @@ import pytest
 import tfdist
 from tests.support import ROOT
 from tests.support.packages import require_horovod
+from tfdist import errors
 
 #: A command or function that a message tells the user to run or call.
 _MENTIONED = re.compile(r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\(")
@@ -53,3 +54,15 @@ def test_mentioned_function_exists(path: str) -> None:
     if first == "horovod":
         require_horovod()
     assert callable(pkgutil.resolve_name(path))
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "summary"),
+    [
+        (OSError(), "OSError", "OSError"),
+        (ValueError("\nwhat\nwhere"), "what", "ValueError: what"),
+    ],
+)
+def test_first_line_of_an_error(error: Exception, line: str, summary: str) -> None:
+    assert errors.first_line(error) == line
+    assert errors.summary(error) == summary

@@ -189,6 +189,17 @@ class LaunchError(TfdistError, RuntimeError):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message; the name of its type if it has no message."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def summary(error: BaseException) -> str:
+    """Returns the type of an error and the first line of its message."""
+    name = type(error).__name__
+    return f"{name}: {first_line(error)}" if str(error).strip() else name
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Returns a suggestion to append to a message, or an empty text if no known word is similar.
 

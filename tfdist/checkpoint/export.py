@@ -11,7 +11,7 @@ from tfdist.checkpoint import variables
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import load
 from tfdist.console import table_files
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, first_line
 
 #: The key of the model's architecture in a saved state.
 MODEL = "model"
@@ -50,10 +50,10 @@ def export(checkpoint: str, target: Path) -> None:
     try:
         model = keras.models.model_from_json(config)
     except (TypeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ConfigurationError(
-            f"{checkpoint}: the model cannot be rebuilt ({reason}). Import the module that defines "
-            "its layers, and register them with keras.saving.register_keras_serializable."
+            f"{checkpoint}: the model cannot be rebuilt ({first_line(error)}). Import the module "
+            "that defines its layers, and register them with "
+            "keras.saving.register_keras_serializable."
         ) from error
     _assign(model, saved, checkpoint)
     if not target.suffix:

@@ -21,7 +21,7 @@ import tensorflow as tf
 import pipelines
 from pipelines import storage
 from pipelines.storage import RemotePath
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, summary
 
 NAME = "manifest.json"
 FORMAT = 1
@@ -111,7 +111,7 @@ def read(folder: str) -> dict[str, Any]:
     except pipelines.DataError as error:
         raise UnreadableError(str(error)) from None
     except (ValueError, RecursionError) as error:  # not JSON, or nested too deeply
-        raise DamagedError(f"{path} is damaged ({_first_line(error)})") from None
+        raise DamagedError(f"{path} is damaged ({summary(error)})") from None
     if not isinstance(content, dict) or content.get(_CHECKSUM) != _checksum_of(content):
         raise DamagedError(f"{path} is damaged: it does not match its checksum")
     if content.get("format") != FORMAT:
@@ -169,8 +169,8 @@ def error_of(path: str, error: Exception) -> DamagedError | UnreadableError:
     if isinstance(error, tf.errors.NotFoundError):
         return DamagedError(f"{path} is missing")
     if isinstance(error, DAMAGE) or not isinstance(error, (OSError, tf.errors.OpError)):
-        return DamagedError(f"{path} is damaged ({_first_line(error)})")
-    return UnreadableError(f"{path} cannot be read ({_first_line(error)})")
+        return DamagedError(f"{path} is damaged ({summary(error)})")
+    return UnreadableError(f"{path} cannot be read ({summary(error)})")
 
 
 @functools.cache
@@ -206,8 +206,3 @@ def measure(path: str) -> dict[str, Any]:
 def _checksum_of(content: Mapping[str, Any]) -> str:
     covered = {name: value for name, value in content.items() if name != _CHECKSUM}
     return f"{google_crc32c.value(json.dumps(covered, sort_keys=True).encode()):08x}"
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

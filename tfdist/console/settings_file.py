@@ -9,7 +9,7 @@ import yaml
 
 import pipelines
 from pipelines import storage
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, first_line
 
 _EXPECTED = "expected lines like 'epochs: 3'"
 
@@ -51,8 +51,7 @@ def read(path: str) -> Layer:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigurationError(f"{path}, line {line}: invalid YAML: {error.problem}.") from None
     except (ValueError, RecursionError) as error:  # such as an invalid date
-        reason = str(error).splitlines()[0]
-        raise ConfigurationError(f"--config {path}: invalid YAML: {reason}.") from None
+        raise ConfigurationError(f"--config {path}: invalid YAML: {first_line(error)}.") from None
     problem = "the file is empty" if node is None else "not a mapping"
     raise ConfigurationError(f"--config {path}: {problem}; {_EXPECTED}.")
 

@@ -13,7 +13,6 @@ VLDB 2023, section 3.4: rate limiter).
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -126,9 +125,7 @@ def _values(gradient: Any) -> tf.Tensor:
 
 def _size(gradient: Any) -> int:
     """Returns the bytes of a dense gradient; 0 for slices, whose number depends on the batch."""
-    if isinstance(gradient, tf.IndexedSlices) or not gradient.shape.is_fully_defined():
-        return 0
-    return math.prod(gradient.shape) * gradient.dtype.size
+    return 0 if isinstance(gradient, tf.IndexedSlices) else size_of(gradient)
 
 
 # ---- rate limit ----

@@ -12,10 +12,10 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.cluster import Cluster, gpus, liveness
 from tfdist.devices import refuse_remote, requested_gpus, resolve, use_gpus
-from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.errors import ClusterError, ConfigurationError, first_line
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
-from tfdist.groups.fusion import fused, in_chunks, wire_dtype
+from tfdist.groups.fusion import fused, has_size, in_chunks, wire_dtype
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.upstream.tensorflow_runtime import (
     has_started,
@@ -99,10 +99,7 @@ class CollectiveGroup(ProcessGroup):
             return tensors
         by_nccl = self.communication == "nccl"
         sums = fused(self._sums, [tf.cast(t, wire_dtype(t.dtype, by_nccl)) for t in tensors])
-        return [
-            tf.cast(total, t.dtype) if total.dtype != t.dtype else total
-            for total, t in zip(sums, tensors, strict=True)
-        ]
+        return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def all_gather(self, vector: tf.Tensor, sizes: Sequence[int], name: str) -> tf.Tensor:
         del name  # exchanges are numbered in the order in which they are traced
@@ -149,8 +146,7 @@ class CollectiveGroup(ProcessGroup):
 
         results = []
         for tensor in tensors:
-            sized = not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
-            results += in_chunks(each, [tensor], most) if sized else each([tensor])
+            results += in_chunks(each, [tensor], most) if has_size(tensor) else each([tensor])
         return results
 
     def _sum(self, tensor: tf.Tensor | tf.IndexedSlices, channel: int) -> tf.Tensor:
@@ -255,7 +251,7 @@ def _tf_strategy(
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterError(
             f"Rank {workers.rank} did not connect to the other workers within {JOIN_SECONDS} s: "
-            f"{_first_line(error)}\nStart all of {', '.join(workers.addresses)}, make sure that "
+            f"{first_line(error)}\nStart all of {', '.join(workers.addresses)}, make sure that "
             "each can reach the others' ports, and give each a different rank."
         ) from error
 
@@ -329,7 +325,3 @@ def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolve
         task_id=workers.index,
         rpc_layer="grpc",
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -45,7 +45,7 @@ def packed(tensors: list) -> tuple[list, Reduce]:
     packs: dict[tf.DType, list[int]] = defaultdict(list)
     alone = []
     for position, tensor in enumerate(tensors):
-        if _is_small(tensor):
+        if has_size(tensor) and math.prod(tensor.shape) < FUSION_LIMIT:
             packs[tensor.dtype].append(position)
         else:
             alone.append(position)
@@ -133,11 +133,9 @@ def grouped(key: Callable[[Any], Hashable], reduce: Reduce, items: list) -> list
     return [results[position] for position in range(len(items))]
 
 
-def _is_small(tensor: tf.Tensor | tf.IndexedSlices) -> bool:
-    """Returns whether a tensor is dense, has a known shape and is small enough to pack."""
-    if isinstance(tensor, tf.IndexedSlices) or not tensor.shape.is_fully_defined():
-        return False
-    return math.prod(tensor.shape) < FUSION_LIMIT
+def has_size(tensor: tf.Tensor | tf.IndexedSlices) -> bool:
+    """Returns whether a tensor is dense and has a known shape."""
+    return not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()
 
 
 def local_sum(terms: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import BackgroundWriter, Place, Store
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, first_line
 from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
 
@@ -169,7 +169,7 @@ class CheckpointWriter:
         self._store.keep(self._settings.keep, job.best)
 
     def _failed(self, error: Exception) -> str:
-        reason = _NODE.sub("", str(error).splitlines()[0])
+        reason = _NODE.sub("", first_line(error))
         return f"Could not write a checkpoint to {self._settings.folder}: {reason}"
 
     # ---- writing by all workers ----

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, first_line
 from tfdist.groups.agreement import from_rank0
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_model import flatten_layers
@@ -61,8 +61,7 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
         try:
             write(text, **({"verbose": False} if method == "export" else {}))
         except (OSError, ValueError, tf.errors.OpError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigurationError(f"Cannot write {text}: {reason}") from error
+            raise ConfigurationError(f"Cannot write {text}: {first_line(error)}") from error
         return ""
 
     from_rank0(strategy.group, on_chief)

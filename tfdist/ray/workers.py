@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from tfdist.cluster.messages import secret_environ
-from tfdist.errors import PEER_LOST, TfdistError
+from tfdist.errors import PEER_LOST, TfdistError, first_line
 from tfdist.launcher import plan
 from tfdist.launcher.plan import Process
 from tfdist.launcher.processes import Child, Children, Streams, signals_raise
@@ -241,5 +241,4 @@ def _summary(error: RayError) -> str:
     """Returns the error of an actor, or the first line of Ray's own message."""
     if cause := getattr(error, "cause", None):
         return f"{type(cause).__name__}: {cause}"
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return first_line(error)

@@ -13,7 +13,14 @@ from pipelines import storage
 from tfdist.checkpoint.staging import temporary_folder
 from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
 from tfdist.console import tables
-from tfdist.errors import ConfigurationError, DataError, MissingError, TfdistError
+from tfdist.errors import (
+    ConfigurationError,
+    DataError,
+    MissingError,
+    TfdistError,
+    first_line,
+    summary,
+)
 from tfdist.run.disk_space import full_disk_message
 
 if TYPE_CHECKING:
@@ -130,9 +137,8 @@ def load(file: str) -> keras.Model:
     try:
         model = keras.saving.load_model(file)
     except (OSError, ValueError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
         raise ConfigurationError(
-            f"--evaluate {file}: expected a model that Keras saved as .keras: {reason}"
+            f"--evaluate {file}: expected a model that Keras saved as .keras: {first_line(error)}"
         ) from error
     if not model.compiled:
         raise ConfigurationError(
@@ -179,8 +185,7 @@ def export(names: Sequence[str], model: Path) -> dict[str, str]:
             loaded(_zeros_for(loaded))  # Exporters need a model that has been called.
             loaded.export(model.parent / target.file, format=target.name, verbose=False)
         except Exception as error:  # Keras, a converter and the file system each raise their own.
-            reason = str(error).strip().partition("\n")[0]
-            problem = full_disk_message(error) or f"{type(error).__name__}: {reason}"
+            problem = full_disk_message(error) or summary(error)
             raise TfdistError(f"--export {name}: {problem}\n{model} is saved.") from error
         written[name] = str(model.parent / target.file)
     return written

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedModelError
+from tfdist.errors import UnsupportedModelError, first_line
 from tfdist.step import batch_norm
 from tfdist.step.rematerialized import lifted
 from tfdist.step.row_analysis import RowAnalysis
@@ -108,8 +108,8 @@ class TracedForward:
             with scope, variables_assigned_by(note):
                 graph = self._function.get_concrete_function(*specs).graph
         except Exception as error:
-            line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise ValueError(f"it cannot be traced with any number of rows ({line})") from error
+            reason = f"it cannot be traced with any number of rows ({first_line(error)})"
+            raise ValueError(reason) from error
         if assigned:
             raise refused_assignment("model", assigned[0])
         free_with(self._function, [graph])

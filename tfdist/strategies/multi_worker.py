@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
 from tfdist.groups.collective import CHUNK_BYTES, CollectiveGroup
-from tfdist.groups.fusion import in_chunks
+from tfdist.groups.fusion import has_size, in_chunks
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.strategies import STRATEGIES
 from tfdist.strategies.gradient_exchange import set_gradient_exchange
@@ -88,7 +88,7 @@ class MultiWorker(TFDistribute):
     def _exchange(self, context: Any, packed: list) -> list:
         if tf.executing_eagerly():
             return context.all_reduce("SUM", packed)
-        sized = [i for i, t in enumerate(packed) if _has_size(t)]
+        sized = [i for i, t in enumerate(packed) if has_size(t)]
         # TensorFlow returns a sum on the tensor's device; a tensor from outside has none yet.
         placed = [tf.identity(packed[i]) for i in sized]
         most = CHUNK_BYTES if self.communication == "ring" else sys.maxsize
@@ -99,7 +99,3 @@ class MultiWorker(TFDistribute):
             if i not in results:
                 results[i] = self._varying_sizes.reduce(tensor, index)
         return [results[i] for i in range(len(packed))]
-
-
-def _has_size(tensor: Any) -> bool:
-    return not isinstance(tensor, tf.IndexedSlices) and tensor.shape.is_fully_defined()

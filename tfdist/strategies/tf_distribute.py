@@ -128,12 +128,12 @@ class TFDistribute(Strategy):
 
     def all_reduce(self, tensors: list) -> list:
         context = tf.distribute.get_replica_context()
-        sent = [_cast(t, wire_dtype(t.dtype, self._uses_nccl)) for t in tensors]
+        sent = [tf.cast(t, wire_dtype(t.dtype, self._uses_nccl)) for t in tensors]
         # NCCL and hierarchical copies concatenate the tensors of a call, which has to be of one
         # dtype therefore.
         exchange = functools.partial(self._exchange, context)
         reduced = fused(functools.partial(by_dtype, exchange), sent)
-        return [_cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
+        return [tf.cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
     def _exchange(self, context: Any, packed: list) -> list:
         """Sums few large tensors of one dtype at once."""
@@ -169,11 +169,6 @@ def _from_shape(empty: tf.Tensor) -> tuple[tf.Tensor, ...]:
     with tf.device("CPU:0"):
         _, total_rows, checksum, num_rows, first_row = tf.unstack(shape, num=5)
         return tf.cast(total_rows, tf.int32), checksum, tf.cast(num_rows, tf.int32), first_row
-
-
-def _cast(tensor: Any, dtype: tf.DType) -> Any:
-    """Returns a dense tensor or `tf.IndexedSlices` in a dtype; itself if it has it."""
-    return tensor if tensor.dtype == dtype else tf.cast(tensor, dtype)
 
 
 def _leaves(structure: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, first_line
 from tfdist.remote import connection
 from tfdist.remote.heartbeat import Lost, first_lost
 from tfdist.watchdog.deadline import exit_now
@@ -77,5 +77,5 @@ def _explanation(errors: Sequence[tf.errors.OpError]) -> Lost | None:
         named = _TASK.search(str(one))
         if isinstance(one, (tf.errors.UnavailableError, tf.errors.AbortedError)):
             server = servers[int(named[1])] if named else ", ".join(servers)
-            return Lost(server, f"was lost ({str(one).splitlines()[0]})")
+            return Lost(server, f"was lost ({first_line(one)})")
     return None

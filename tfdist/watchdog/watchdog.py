@@ -10,7 +10,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, summary
 from tfdist.watchdog.heartbeat import Heartbeat, host_addresses
 from tfdist.watchdog.status import State, missed_seconds
 from tfdist.watchdog.verdict import GRACE_SECONDS, SILENCE_SECONDS
@@ -82,7 +82,7 @@ class Watchdog:
             left = State.INTERRUPTED
             raise
         except BaseException as raised:
-            left, error = State.FAILED, _first_line(raised)
+            left, error = State.FAILED, summary(raised)
             if any(isinstance(e, tf.errors.OpError) for e in (raised, raised.__cause__)):
                 _wait_for_an_explanation(heartbeat, missed_seconds(self._workers.num_workers))
             raise
@@ -115,7 +115,3 @@ def _wait_for_an_explanation(heartbeat: Heartbeat, news_seconds: float) -> None:
         if waited > news_seconds and not heartbeat.may_explain_error():
             return
         time.sleep(0.1)
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

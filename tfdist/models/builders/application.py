@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, first_line
 from tfdist.models.builders import head
 from tfdist.models.builders.pixels import pixels
 from tfdist.precision import policy
@@ -84,7 +84,7 @@ def loaded(name: str, weights: Weights) -> Iterator[Weights]:
 
 def _problem(name: str, weights: str, error: Exception) -> str:
     """Returns a message that explains why weights could not be loaded, and what to do."""
-    reason = str(error).strip().partition("\n")[0]
+    reason = first_line(error)
     failed_download = re.match(r"URL fetch failure on (\S+):", reason)
     if failed_download is None:
         return f"weights={weights}: cannot be loaded into {name}: {reason}"

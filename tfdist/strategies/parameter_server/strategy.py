@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.errors import ClusterError, ConfigurationError
+from tfdist.errors import ClusterError, ConfigurationError, first_line
 from tfdist.strategies import inner_loop
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.parameter_server.cluster import connect, find_tasks
@@ -170,7 +170,7 @@ class ParameterServer(Strategy):
         except (tf.errors.UnavailableError, tf.errors.AbortedError) as error:
             # The coordinator handles lost workers itself, so a server is lost.
             raise ClusterError(
-                f"A parameter server and its variables are gone ({str(error).splitlines()[0]}): "
+                f"A parameter server and its variables are gone ({first_line(error)}): "
                 "start the cluster again to resume from the last checkpoint."
             ) from error
 
