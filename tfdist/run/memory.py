@@ -43,7 +43,7 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
     on_gpus = any(name.upper().startswith("GPU") for name in strategy.devices)
     num_parts = strategy.num_replicas if on_gpus else max(1, strategy.group.size)
     rows = math.ceil(config.batch_size / (num_parts * config.accumulate))
-    weights = sum(math.prod(v.shape) * _item_size(v.dtype) for v in model.trainable_variables)
+    weights = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.trainable_variables)
     state = weights * (1 + _SLOTS.get(config.optimizer, 0))
     activations = 0 if config.remat != "none" else rows * _row_bytes(model, spec)
     room = _room(config, on_gpus)
@@ -135,8 +135,4 @@ def _few_rows(spec: tf.TensorSpec) -> tf.TensorSpec:
 def _num_bytes(tensor: Any) -> int:
     """Returns the size of a tensor; 0 if it is unknown."""
     shape = getattr(tensor, "shape", (None,))
-    return 0 if None in shape else math.prod(shape) * _item_size(tensor.dtype)
-
-
-def _item_size(dtype: Any) -> int:
-    return 2 if "16" in str(dtype) else 8 if "64" in str(dtype) else 4
+    return 0 if None in shape else math.prod(shape) * tf.as_dtype(tensor.dtype).size

@@ -26,18 +26,13 @@ import tensorflow as tf
 from tfdist.groups import buckets
 from tfdist.groups.fusion import local_sum
 from tfdist.upstream.keras_variables import ShardedVariable, joined_together
-from tfdist.upstream.tensorflow_graphs import exchange_input, without_tapes
+from tfdist.upstream.tensorflow_graphs import current_graph, exchange_input, without_tapes
 
 #: Operations that read only the size of a tensor, which keeps no elements in memory.
 _SIZE_OPERATIONS = ("Shape", "ShapeN", "Size", "Rank")
 #: Buckets that are whole, or being gathered, while another one computes. The backward pass uses as
 #: many as they are: they are still in memory.
 _PREFETCHED = 2
-
-
-def current_graph() -> tf.Graph | None:
-    """Returns the graph that is being traced; None outside of any graph."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 @dataclasses.dataclass(frozen=True)

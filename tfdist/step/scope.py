@@ -11,10 +11,11 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.step.parameter_gather import ParameterGather, current_graph, total_gradient
+from tfdist.step.parameter_gather import ParameterGather, total_gradient
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import stateless_scope
 from tfdist.upstream.keras_variables import is_joined_to_read, source_of
+from tfdist.upstream.tensorflow_graphs import current_graph
 
 
 class Scope(keras.StatelessScope):

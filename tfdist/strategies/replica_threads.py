@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.base import ReplicaFn
+from tfdist.upstream.tensorflow_graphs import current_graph
 from tfdist.upstream.tensorflow_runtime import summaries_of_this_thread
 
 
@@ -71,7 +72,7 @@ class _Thread:
         self._error: BaseException | None = None
         self._closing = False
         self._go, self._paused = threading.Semaphore(0), threading.Semaphore(0)
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        graph = current_graph()
         # The writer of summaries belongs to the caller's thread. As in TensorFlow's strategies, the
         # first replica alone writes to it.
         summaries = summaries_of_this_thread() if index == 0 else nullcontext

@@ -260,6 +260,11 @@ def _in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operatio
     return found
 
 
+def current_graph() -> tf.Graph | None:
+    """Returns the graph that is being traced; None outside of any graph."""
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
 def outermost_graph() -> tf.Graph:
     """Returns the graph of the outermost function that is being traced, not of a loop in it.
 

@@ -24,6 +24,7 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
 from tfdist.upstream.patching import all_replaced, replaced
+from tfdist.upstream.tensorflow_graphs import current_graph
 
 
 class StepRun(Protocol):
@@ -111,7 +112,7 @@ class CustomStepScope(keras.StatelessScope):
         self.in_optimizer = self._in_result = False
         self._open: list[tf.GradientTape] = []
         self._versions: Any = weakref.WeakKeyDictionary()
-        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._graph = current_graph()
 
     @staticmethod
     def current() -> CustomStepScope | None:

@@ -20,6 +20,7 @@ from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.schedule import Pass
 from tfdist.upstream.keras_layers import is_in_remat_scope
 from tfdist.upstream.keras_model import flatten_layers, mask_of, set_mask
+from tfdist.upstream.tensorflow_graphs import current_graph
 
 
 class Tracing:
@@ -51,7 +52,7 @@ class Tracing:
                 key = value.ref()
                 self._stages_of_weights[key] = min(stage, self._stages_of_weights.get(key, stage))
         self._micro_batch = micro_batch
-        self._graph = _graph()
+        self._graph = current_graph()
         # The stage of a micro-batch's current call; None if it is recomputed in the backward pass.
         self._inside: dict[int, int | None] = {}
         self._num_calls: collections.Counter[tuple[int, int]] = collections.Counter()
@@ -68,7 +69,7 @@ class Tracing:
         stages = self._stages.get(operation)
         if stages is None or number is None or number in self._inside:
             return plain(operation, *args, **kwargs)
-        if _graph() is not self._graph:  # the graph of a probe, which is not part of a micro-batch
+        if current_graph() is not self._graph:  # that of a probe, not part of a micro-batch
             return plain(operation, *args, **kwargs)
         stage = stages[self._num_calls[number, id(operation)] % len(stages)]
         self._num_calls[number, id(operation)] += 1
@@ -95,7 +96,8 @@ class Tracing:
         """
         number = self._micro_batch()
         stage = None if number is None else self._inside.get(number)
-        if stage is None or not isinstance(variable, tf.Variable) or _graph() is not self._graph:
+        is_here = current_graph() is self._graph
+        if stage is None or not isinstance(variable, tf.Variable) or not is_here:
             return variable
         stored, device = self._stages_of_weights.get(variable.ref(), stage), self._devices[stage]
         if self._devices[stored] == device or not variable.dtype.is_floating:
@@ -205,7 +207,3 @@ def _placed(device: str, after: Sequence[tf.Tensor]) -> Iterator[None]:
     beside_none = tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True)
     with beside_none, tf.device(device), tf.control_dependencies(after):
         yield
-
-
-def _graph() -> tf.Graph | None:
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
