@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,9 +163,9 @@ def _compare(
         {
             "records": kind,
             "source": source,
-            "records_per_s": rounds.spread(rates[source])._asdict(),
-            "ratio": rounds.ratio(rates[source], rates[_LOCAL])._asdict(),
-            "cpu_ratio": rounds.ratio(cpu[source], cpu[_LOCAL])._asdict(),
+            "records_per_s": rounds.spread(rates[source]),
+            "ratio": rounds.ratio(rates[source], rates[_LOCAL]),
+            "cpu_ratio": rounds.ratio(cpu[source], cpu[_LOCAL]),
             "samples": samples[source],
         }
         for source in samples
@@ -195,9 +196,9 @@ def _waits(
 def _show_waits(waits: dict[str, list[dict[str, float]]], output: harness.Output) -> None:
     rows = []
     for source, own in waits.items():
-        spread = rounds.spread([100 * one["data_wait"] for one in own])._asdict()
-        steps = rounds.spread([one["step_ms"] for one in own]).median
-        alone = rounds.spread([one["batch_ms"] for one in own]).median
+        spread = rounds.spread([100 * one["data_wait"] for one in own])
+        steps = statistics.median(one["step_ms"] for one in own)
+        alone = statistics.median(one["batch_ms"] for one in own)
         rows.append((source, rounds.as_text(spread), f"{steps:.0f}", f"{alone:.0f}"))
     header = ("source", "waiting for data, %", "step, ms", "input alone, ms per batch")
     output.show(header, rows, "A model on one core, its input on another")
@@ -228,9 +229,9 @@ def _show_peers(
 ) -> None:
     rows = []
     for (latency, reader), own in epochs.items():
-        rates = rounds.spread([one["images"] / one["s"] for one in own])._asdict()
-        first = rounds.spread([one["first_s"] for one in own])._asdict()
-        cpu = rounds.spread([one["cpu_s"] for one in own])._asdict()
+        rates = rounds.spread([one["images"] / one["s"] for one in own])
+        first = rounds.spread([one["first_s"] for one in own])
+        cpu = rounds.spread([one["cpu_s"] for one in own])
         cells = (rounds.as_text(rates, ",.0f"), rounds.as_text(first), rounds.as_text(cpu))
         rows.append((latency, reader, *cells))
     header = ("latency", "reader", "images/s", "first batch, s", "CPU time, s")

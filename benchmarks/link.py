@@ -189,7 +189,7 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
         "to_at_once": times[AT_ONCE],
     }
     steps = {
-        name: {to: rounds.ratio(own, base[to])._asdict() for to in base}
+        name: {to: rounds.ratio(own, base[to]) for to in base}
         for name, own in times.items()
         if name not in (COMPUTE, SEND)
     }
@@ -197,8 +197,8 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
     goal |= {"goal": GOAL, "met": goal["median"] <= GOAL}
     return {
         **facts,
-        "ms": {name: rounds.spread(own)._asdict() for name, own in times.items()},
-        "cpu_ms": {name: rounds.spread(own)._asdict() for name, own in cpu.items()},
+        "ms": {name: rounds.spread(own) for name, own in times.items()},
+        "cpu_ms": {name: rounds.spread(own) for name, own in cpu.items()},
         "steps": steps,
         "samples_ms": times,
     }

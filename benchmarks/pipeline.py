@@ -114,9 +114,9 @@ def measure(
                 "order": order,
                 "micro_batches": m,
                 "ideal": ideal,
-                "speed_up": found._asdict(),
-                "of_ideal": found.median / ideal,
-                "step_ms": rounds.spread([1e3 * t for t in samples["pipeline"]])._asdict(),
+                "speed_up": found,
+                "of_ideal": found["median"] / ideal,
+                "step_ms": rounds.spread([1e3 * t for t in samples["pipeline"]]),
                 "samples_s": samples,
             }
         )

@@ -122,8 +122,8 @@ def _times(network: Blocks, devices: int, batch: int, rounds: int) -> list[dict[
     results: list[dict[str, Any]] = [
         {
             "activations": name,
-            "ms": turns.spread(own)._asdict(),
-            "relative": turns.ratio(last, own)._asdict(),
+            "ms": turns.spread(own),
+            "relative": turns.ratio(last, own),
         }
         for name, own in samples.items()
     ]

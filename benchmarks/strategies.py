@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -159,15 +160,15 @@ def _start(
 def _row(name: str, samples: list[Sample], batch: int, replicas: int) -> dict[str, Any]:
     number = 1 if name == ALONE else replicas
     seconds = rounds.spread([sample.seconds for sample in samples])
-    exchange = min(rounds.spread([sample.exchange for sample in samples]).median, seconds.median)
-    data = rounds.spread([sample.data for sample in samples]).median
+    exchange = statistics.median(sample.exchange for sample in samples)
+    data = statistics.median(sample.data for sample in samples)
     return {
         "strategy": name,
         "replicas": number,
-        "ms": rounds.spread([1e3 * sample.seconds for sample in samples])._asdict(),
-        "examples_per_s": rounds.spread([batch * number / s.seconds for s in samples])._asdict(),
-        "exchange": exchange / seconds.median,
-        "data": data / seconds.median,
+        "ms": rounds.spread([1e3 * sample.seconds for sample in samples]),
+        "examples_per_s": rounds.spread([batch * number / s.seconds for s in samples]),
+        "exchange": min(1.0, exchange / seconds["median"]),
+        "data": data / seconds["median"],
         "peak_mb": max(sample.peak_bytes for sample in samples) / 1e6,
     }
 

@@ -159,9 +159,9 @@ def _result(name: str, own: Sequence[float], copy: Sequence[float], num_bytes: i
     moved = num_bytes * (1 if name == COPY else 2 * (REPLICAS - 1) / REPLICAS)
     bandwidths, copies = [[b / s / 1e9 for s in of] for b, of in ((moved, own), (num_bytes, copy))]
     return {
-        "ms": rounds.spread([1e3 * s for s in own])._asdict(),
-        "gb_per_s": rounds.spread(bandwidths)._asdict(),
-        "of_memory_copy": rounds.ratio(bandwidths, copies)._asdict(),
+        "ms": rounds.spread([1e3 * s for s in own]),
+        "gb_per_s": rounds.spread(bandwidths),
+        "of_memory_copy": rounds.ratio(bandwidths, copies),
         "samples_s": list(own),
     }
 

@@ -125,9 +125,9 @@ def compare(
         "saves": saves,
         "contenders": {
             name: {
-                "whole_s": rounds.spread([one.whole for one in own])._asdict(),
-                "of_none": rounds.ratio([one.whole for one in own], alone)._asdict(),
-                "held_up_ms": rounds.spread([1e3 * one.blocked for one in own])._asdict(),
+                "whole_s": rounds.spread([one.whole for one in own]),
+                "of_none": rounds.ratio([one.whole for one in own], alone),
+                "held_up_ms": rounds.spread([1e3 * one.blocked for one in own]),
                 "samples": [one._asdict() for one in own],
             }
             for name, own in samples.items()

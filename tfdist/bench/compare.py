@@ -139,8 +139,8 @@ def judge(quantity: str, base: Sequence[float], change: Sequence[float]) -> dict
         verdict = "faster" if high < 1 else "slower" if low > 1 else "equal"
     return {
         "quantity": quantity,
-        "base_s": rounds.spread(base)._asdict(),
-        "change_s": rounds.spread(change)._asdict(),
+        "base_s": rounds.spread(base),
+        "change_s": rounds.spread(change),
         "ratio": {"median": ratio, "low": float(low), "high": float(high)},
         "verdict": verdict,
         "samples": {BASE: list(base), CHANGE: list(change)},

@@ -118,18 +118,18 @@ def compare(
     measured = rounds.run_in_turns(turns, num_rounds)
     results: dict[str, dict[str, Any]] = {}
     for name, samples in measured.items():
-        results[name] = {"images_per_s": rounds.spread(samples)._asdict(), "samples": samples}
+        results[name] = {"images_per_s": rounds.spread(samples), "samples": samples}
         if name == LIMIT:
             results[name]["ratio"] = _with_goal(measured[OURS], samples, LIMIT_GOAL)
         elif name not in (OURS, PACKED):
-            results[name]["ratio"] = rounds.ratio(measured[OURS], samples)._asdict()
+            results[name]["ratio"] = rounds.ratio(measured[OURS], samples)
             results[name]["packed_ratio"] = _with_goal(measured[PACKED], samples, OTHERS_GOAL)
     return results
 
 
 def _with_goal(ours: list[float], other: list[float], goal: float) -> dict[str, Any]:
     found = rounds.ratio(ours, other)
-    return found._asdict() | {"goal": goal, "met": found.median >= goal}
+    return found | {"goal": goal, "met": found["median"] >= goal}
 
 
 def _rate(reader: Reader, found: Photographs, num_images: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,12 +15,8 @@ T = TypeVar("T")
 NOTE = "Medians, with quartiles in brackets."
 
 
-class Spread(NamedTuple):
-    """The median and the quartiles of some measurements."""
-
-    median: float
-    low: float
-    high: float
+#: The `median` of some measurements, and their quartiles as `low` and `high`.
+Spread = dict[str, float]
 
 
 def run_in_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
@@ -49,7 +45,7 @@ def run_in_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> di
 def spread(values: Sequence[float]) -> Spread:
     """Returns median and quartiles."""
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
-    return Spread(median, low, high)
+    return {"median": median, "low": low, "high": high}
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
@@ -61,7 +57,7 @@ def as_text(values: Mapping[str, float], form: str = ".2f") -> str:
     """Returns a spread as `median (low-high)`.
 
     Args:
-        values: A spread as a dict.
+        values: A spread.
         form: Format of each number.
     """
     return f"{values['median']:{form}} ({values['low']:{form}}-{values['high']:{form}})"

@@ -235,17 +235,17 @@ def _row(key: tuple[str, str], engine: Engine, times: Times, num_images: int) ->
     row: dict[str, Any] = {
         "engine": name,
         "way": way,
-        "ms": rounds.spread(own)._asdict(),
-        "images_per_s": rounds.spread([1e3 * num_images / ms for ms in own])._asdict(),
+        "ms": rounds.spread(own),
+        "images_per_s": rounds.spread([1e3 * num_images / ms for ms in own]),
         "samples_ms": list(own),
     }
     if (base := _times_of(times, engine.alone, way)) and name != engine.alone:
-        row["efficiency"] = rounds.ratio(base, own)._asdict()  # with as many images per process
+        row["efficiency"] = rounds.ratio(base, own)  # with as many images per process
     if (base := _times_of(times, engine.apart, way)) and name not in (engine.apart, engine.alone):
         parts = [1 - without / whole for without, whole in zip(base, own, strict=True)]
-        row["exchange"] = rounds.spread(parts)._asdict()
+        row["exchange"] = rounds.spread(parts)
     if way == OURS and (name, BY_HAND) in times:
-        row["to_by_hand"] = rounds.ratio(own, times[name, BY_HAND])._asdict()
+        row["to_by_hand"] = rounds.ratio(own, times[name, BY_HAND])
     return row
 
 

@@ -117,16 +117,14 @@ def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, A
 
     cases = []
     for (number, contender), samples in measurements.items():
-        spreads = {
-            key: rounds.spread([sample[key] for sample in samples])._asdict() for key in samples[0]
-        }
+        spreads = {key: rounds.spread([sample[key] for sample in samples]) for key in samples[0]}
         times = seconds(number, contender)
         cases.append(
             {"replicas": number, "contender": contender, "samples": samples}
             | spreads
             | {
-                "one_ratio": rounds.ratio(times, seconds(replicas[0], contender))._asdict(),
-                "tfdist_ratio": rounds.ratio(seconds(number, "tfdist"), times)._asdict(),
+                "one_ratio": rounds.ratio(times, seconds(replicas[0], contender)),
+                "tfdist_ratio": rounds.ratio(seconds(number, "tfdist"), times),
             }
         )
     return {"model": model, "rounds": num_rounds, "cases": cases}

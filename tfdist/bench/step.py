@@ -212,9 +212,9 @@ def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
     """Returns wall-clock and processor time per step in milliseconds, and examples per second."""
     ms, cpu_ms = [s.ms for s in samples], [s.cpu_ms for s in samples]
     return {
-        "ms": rounds.spread(ms)._asdict(),
-        "cpu_ms": rounds.spread(cpu_ms)._asdict(),
-        "examples_per_s": rounds.spread([1e3 * batch_size / one for one in ms])._asdict(),
+        "ms": rounds.spread(ms),
+        "cpu_ms": rounds.spread(cpu_ms),
+        "examples_per_s": rounds.spread([1e3 * batch_size / one for one in ms]),
         "samples_ms": ms,
         "samples_cpu_ms": cpu_ms,
     }
@@ -224,10 +224,10 @@ def _ratios(ours: Sequence[Sample], theirs: Sequence[Sample], goal: float | None
     """Returns the ratios of tfdist's time to another variant's, within each round."""
     wall = rounds.ratio([s.ms for s in ours], [s.ms for s in theirs])
     return {
-        "ms": wall._asdict(),
-        "cpu_ms": rounds.ratio([s.cpu_ms for s in ours], [s.cpu_ms for s in theirs])._asdict(),
+        "ms": wall,
+        "cpu_ms": rounds.ratio([s.cpu_ms for s in ours], [s.cpu_ms for s in theirs]),
         "goal": goal,
-        "met": None if goal is None else wall.median <= goal,
+        "met": None if goal is None else wall["median"] <= goal,
     }
 
 
