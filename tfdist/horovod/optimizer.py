@@ -10,7 +10,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.horovod import keras_changes, refused
 from tfdist.horovod.exchange import Exchange, attach, exchanges_of
 from tfdist.horovod.ranks import Average, Compression, Sum
-from tfdist.upstream.keras_optimizers import clip_after
+from tfdist.upstream.keras_optimizers import clip_after, unwrapped
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -70,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ConfigurationError(
             "This optimizer is already distributed. Pass it to DistributedOptimizer only once."
         )
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     _accumulate(inner, backward_passes_per_step)
     passes = 1 if average_aggregated_gradients else backward_passes_per_step
     exchange = Exchange(compression, op, sparse_as_dense, times=passes)

@@ -233,7 +233,7 @@ class RankChecks(Observer):
         """Returns the hyperparameters that may change during training, by name."""
         found: dict[str, Any] = {}
         for name, optimizer, settings in self._optimizers:
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
+            inner = keras_optimizers.unwrapped(optimizer)
             for setting in settings:
                 found[f"{name} / {setting}"] = getattr(inner, setting)
             if (rate := keras_optimizers.learning_rate_variable(optimizer)) is not None:
@@ -311,7 +311,7 @@ class RankChecks(Observer):
 
 def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """Returns the names of an optimizer's hyperparameters that are plain numbers."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = keras_optimizers.unwrapped(optimizer)
     # Not those of `get_config`, which a custom learning rate schedule need not have.
     known = {n for kind in type(inner).__mro__ for n in inspect.signature(kind).parameters}
     return [n for n, value in vars(inner).items() if n in known and isinstance(value, (int, float))]

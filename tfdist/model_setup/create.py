@@ -125,7 +125,7 @@ def adopt(
 
 def _claim_optimizer(model: keras.Model) -> None:
     """Raises an error for the optimizer of another model, whose state is for other weights."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    optimizer = keras_optimizers.unwrapped(model.optimizer)
     if "_tfdist_exchange" in vars(optimizer):
         raise ConfigurationError(
             "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer synchronizes "

@@ -17,6 +17,7 @@ from tfdist.run import datasets
 from tfdist.run.datasets import num_rows, num_rows_of_first
 from tfdist.run.recipe import num_steps
 from tfdist.strategies import STRATEGIES
+from tfdist.upstream.keras_optimizers import unwrapped
 
 if TYPE_CHECKING:
     from tfdist.callbacks.profile import Profile
@@ -85,7 +86,7 @@ def what_runs(
 
 def optimizer(model: Any) -> str:
     """Returns the name of a model's optimizer and its learning rate or schedule."""
-    used = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    used = unwrapped(model.optimizer)
     try:
         rate = used.get_config()["learning_rate"]
     except (KeyError, NotImplementedError):

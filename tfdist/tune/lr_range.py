@@ -21,7 +21,7 @@ from tfdist.config import TrainConfig
 from tfdist.console import files
 from tfdist.errors import ConfigurationError
 from tfdist.run import from_config, recipe
-from tfdist.upstream.keras_optimizers import optimizers_of
+from tfdist.upstream.keras_optimizers import optimizers_of, unwrapped
 
 _SMOOTHING = 0.9
 _DIVERGED = 4.0
@@ -62,7 +62,7 @@ def run(config: TrainConfig, low: float, high: float, num_steps: int) -> list[Po
             f"the model has {len(optimizers)} optimizers, but the range test supports only one."
         )
     (optimizer,) = optimizers
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     inner.learning_rate = keras.optimizers.schedules.ExponentialDecay(low, 1, factor)
     losses = _Losses(low, factor, num_steps)
     epochs = math.ceil(num_steps / (recipe.num_steps(data) or num_steps))

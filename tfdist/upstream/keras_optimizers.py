@@ -50,6 +50,11 @@ def new_like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimize
     return type(optimizer).from_config(config)
 
 
+def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer inside a `LossScaleOptimizer`; any other optimizer as it is."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def num_batches_seen(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
     """Returns the number of batches that an accumulating optimizer has processed: `_iterations`.
 
@@ -220,7 +225,7 @@ def slots_of(
     Every Keras optimizer has lists of slot variables in the order of
     `Optimizer._trainable_variables`, with `None` for a weight without one.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = unwrapped(optimizer)
     if not optimizer.built:
         return []
     weights = list(optimizer._trainable_variables)
@@ -252,8 +257,8 @@ def leave_out_of_weight_decay(
         copied: The optimizer to copy to; it has the same configuration.
         variables: Pairs of corresponding variables of the two models.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    copied = getattr(copied, "inner_optimizer", copied)
+    optimizer = unwrapped(optimizer)
+    copied = unwrapped(copied)
     keys: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     weights = [new for old, new in variables if optimizer._var_key(old) in keys]
@@ -266,7 +271,7 @@ def learning_rate_variable(optimizer: keras.optimizers.Optimizer) -> keras.Varia
     `_learning_rate` of the optimizer, or of the one inside a `LossScaleOptimizer`, whose own is
     always 0. The public `learning_rate` is a number where a schedule decides.
     """
-    rate = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+    rate = unwrapped(optimizer)._learning_rate
     return rate if isinstance(rate, keras.Variable) else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.upstream.keras_optimizers import velocities
+from tfdist.upstream.keras_optimizers import unwrapped, velocities
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
@@ -67,7 +67,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return self._multiplier ** (epoch - self.start_epoch)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        self._optimizer = unwrapped(self.model.optimizer)
         if not isinstance(self._optimizer.learning_rate, keras.Variable):
             raise ConfigurationError(
                 f"{type(self).__name__} sets the learning rate, but the optimizer has a "

@@ -22,6 +22,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.parameter_server.cluster import connect, find_tasks
 from tfdist.strategies.parameter_server.loop import Ledger, asynchronous
 from tfdist.upstream import keras_model, tensorflow_runtime
+from tfdist.upstream.keras_optimizers import unwrapped
 from tfdist.upstream.patching import all_replaced
 
 _SERVERS = "/job:ps/replica:0"  # in TensorFlow's names of devices
@@ -127,7 +128,7 @@ class ParameterServer(Strategy):
         return _SERVERS in variable.device
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
-        inner = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        inner = [unwrapped(optimizer) for optimizer in optimizers]
         steps = max((o.gradient_accumulation_steps or 0 for o in inner), default=0)
         if steps and not self.writes_alone:
             raise ConfigurationError(

@@ -14,6 +14,7 @@ from tfdist.errors import ConfigurationError
 from tfdist.strategies.sharded.plan import num_bytes, state_of
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import move
+from tfdist.upstream.keras_optimizers import unwrapped
 
 #: Rows of the inputs on which calls are timed, and repetitions, of which the shortest counts.
 _ROWS, _ROUNDS = 8, 3
@@ -115,7 +116,7 @@ def held_bytes_by_call(
     """
     known = {id(operation) for operation in operations}
     optimizer = getattr(model, "optimizer", None)
-    plain = getattr(optimizer, "inner_optimizer", optimizer)
+    plain = unwrapped(optimizer)
     state = (state_of(plain) or 0.0) if plain is not None else 0.0
     inside, counted, found = [False], set[int](), list[HeldBytes]()
 

@@ -35,7 +35,12 @@ from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.towers import Towers
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_layers import read_own_kernels_outside_of_xla
-from tfdist.upstream.keras_optimizers import on_slot_creation, refuse_elsewhere, slots_of
+from tfdist.upstream.keras_optimizers import (
+    on_slot_creation,
+    refuse_elsewhere,
+    slots_of,
+    unwrapped,
+)
 from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import (
     Division,
@@ -146,7 +151,7 @@ class ShardedState(Strategy):
     def place(self, model: keras.Model) -> None:
         if not model.built or model.optimizer is None:
             return
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        optimizer = unwrapped(model.optimizer)
         planned = self._plan(model, [optimizer])
         self._placed = {"split": planned.describe(len(self._owners), self.rest_is)}
         if (state := plan.state_of(optimizer)) is not None:
@@ -162,7 +167,7 @@ class ShardedState(Strategy):
 
         On every rank it begins with the same numbers, which do not depend on the weights.
         """
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        optimizer = unwrapped(model.optimizer)
         cut = {id(weight) for weight in self._plan(model, [optimizer]).cut}
 
         def divide(slot: keras.Variable, weight: keras.Variable) -> None:
@@ -174,7 +179,7 @@ class ShardedState(Strategy):
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         super().prepare(model, optimizers)
-        plain = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        plain = [unwrapped(optimizer) for optimizer in optimizers]
         planned = self._plan(model, plain)
         slots: dict[int, list[keras.Variable]] = {}
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):

@@ -31,7 +31,7 @@ from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import Cut
 from tfdist.upstream import keras_model, keras_variables
-from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of
+from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, unwrapped
 from tfdist.upstream.keras_training import weights_swapped_by_assignment
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
 
@@ -135,7 +135,7 @@ class TensorParallel(Strategy):
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         cut = self._arrange(model, optimizers)
-        plain = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        plain = [unwrapped(optimizer) for optimizer in optimizers]
         weights = {id(v) for v in model.variables}
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
             if id(weight) in cut and slot.shape == weight.shape:
@@ -148,7 +148,7 @@ class TensorParallel(Strategy):
 
     def _arrange(self, model: keras.Model, optimizers: Sequence[Any]) -> Mapping[int, Cut]:
         """Gives each device its slices of the weights, and the first device what stays whole."""
-        plain = [getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers]
+        plain = [unwrapped(optimizer) for optimizer in optimizers]
         found = layout(
             model, plain, len(self.devices), self.layout, self._smallest, self._layouts.get(model)
         )
