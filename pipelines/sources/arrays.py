@@ -6,6 +6,7 @@ of an `.npz`, or in an object store, are loaded by every worker.
 
 from __future__ import annotations
 
+import functools
 import io
 import typing
 import zipfile
@@ -41,9 +42,8 @@ class Arrays(Source):
 
     def __init__(self, path: AnyPath) -> None:
         self._path = path
-        self._arrays: Mapping[str, np.ndarray] | None = None
-        self._length = _common_length(path, self._loaded())
-        self.features = tuple(_feature(path, name, a) for name, a in self._loaded().items())
+        self._length = _common_length(path, self._arrays)
+        self.features = tuple(_feature(path, name, a) for name, a in self._arrays.items())
         files, root = _files(path)
         self.description = f"arrays, {self._length} rows {fingerprint(files, root, contents=True)}"
 
@@ -51,18 +51,12 @@ class Arrays(Source):
         return self._length
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
-        arrays = self._loaded()
         for number in numbers:
-            yield {name: _value(array[number]) for name, array in arrays.items()}
+            yield {name: _value(array[number]) for name, array in self._arrays.items()}
 
-    def __getstate__(self) -> dict[str, object]:
-        """Drops the arrays, which every worker process loads itself."""
-        return self.__dict__ | {"_arrays": None}
-
-    def _loaded(self) -> Mapping[str, np.ndarray]:
-        if self._arrays is None:
-            self._arrays = _load(self._path)
-        return self._arrays
+    @functools.cached_property
+    def _arrays(self) -> Mapping[str, np.ndarray]:
+        return _load(self._path)
 
 
 def open_source(location: str, options: Options) -> Source:

@@ -6,6 +6,7 @@ Krizhevsky 2009, https://www.cs.toronto.edu/~kriz/cifar.html describes both layo
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections.abc import Iterator, Sequence
@@ -71,8 +72,7 @@ class Cifar(Source):
     def __init__(self, folder: Path, layout: _Layout, split: str) -> None:
         names = layout.train if split == "train" else (layout.test,)
         self._files, self._layout = [folder / name for name in names], layout
-        self._rows: np.ndarray | None = None
-        self._length = len(self._loaded())
+        self._length = len(self._images)
         self.features = (
             Feature(name="image", dtype="uint8", shape=(32, 32, 3)),
             *(
@@ -88,19 +88,14 @@ class Cifar(Source):
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         for number in numbers:
-            row = self._loaded()[number]
+            row = self._images[number]
             labels = {name: row[i] for i, name in enumerate(self._layout.names)}
             yield {"image": row[-_PIXELS:].reshape(3, 32, 32).transpose(1, 2, 0), **labels}
 
-    def __getstate__(self) -> dict[str, object]:
-        """Drops the images, which every worker process loads itself."""
-        return self.__dict__ | {"_rows": None}
-
-    def _loaded(self) -> np.ndarray:
-        """Returns one row of labels and pixels per image, in the layout of the binary version."""
-        if self._rows is None:
-            self._rows = np.concatenate([_rows(file, self._layout) for file in self._files])
-        return self._rows
+    @functools.cached_property
+    def _images(self) -> np.ndarray:
+        """One row of labels and pixels per image, in the layout of the binary version."""
+        return np.concatenate([_rows(file, self._layout) for file in self._files])
 
 
 def open_source(location: str, options: Options) -> Source:

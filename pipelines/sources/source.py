@@ -68,6 +68,11 @@ class Source(abc.ABC):
     features: tuple[Feature, ...]
     description: str
 
+    def __getstate__(self) -> dict[str, object]:
+        """Leaves out cached properties, which every worker process computes itself."""
+        kept = vars(self).items()
+        return {name: value for name, value in kept if not _is_cached(type(self), name)}
+
     @abc.abstractmethod
     def __len__(self) -> int:
         """Number of examples."""
@@ -79,6 +84,10 @@ class Source(abc.ABC):
         Raises:
             DataError: An example cannot be read; the message names the file.
         """
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def fingerprint(paths: Sequence[AnyPath], root: AnyPath, *, contents: bool = False) -> str:

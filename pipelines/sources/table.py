@@ -9,6 +9,7 @@ the user fills them or drops their rows.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,16 +53,15 @@ class Table(Source):
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
         self._files, self._label = list(files), (label := options.label)
         self._fill, self._drop = _parse_fill(options.fill), options.drop_gaps
-        self._table: Any = None
-        self._length = self._loaded().num_rows
+        self._length = self._table.num_rows
         if self._length == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
-        self._classes = _classes(self._loaded(), label) if label else ()
+        self._classes = _classes(self._table, label) if label else ()
         self._names = _class_names(files[0])
         self._images = {
-            name: _coding(self._loaded()[name], options) for name in _image_columns(files[0])
+            name: _coding(self._table[name], options) for name in _image_columns(files[0])
         }
-        self.features = tuple(self._feature(field) for field in self._loaded().schema)
+        self.features = tuple(self._feature(field) for field in self._table.schema)
         if not self._images and any(name in options.given() for name in images.OPTIONS):
             raise DataError(f"{files[0]}: has no images, to which the image options apply")
         mark = fingerprint(files, root, contents=True)
@@ -78,21 +78,16 @@ class Table(Source):
         numbers_of = {name: i for i, name in enumerate(self._classes)}
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
             chunk = numbers[start : start + _ROWS_AT_ONCE]
-            for row in self._loaded().take(chunk).to_pylist():
+            for row in self._table.take(chunk).to_pylist():
                 if self._label:
                     row[self._label] = numbers_of[row[self._label]]
                 for name, coding in self._images.items():
                     row[name] = coding.encode(row[name], f"{self._files[0].parent}: {name}")
                 yield row
 
-    def __getstate__(self) -> dict[str, object]:
-        """Drops the table, which every worker process reads itself."""
-        return self.__dict__ | {"_table": None}
-
-    def _loaded(self) -> Any:
-        if self._table is None:
-            self._table = _load(self._files, self._fill, self._drop)
-        return self._table
+    @functools.cached_property
+    def _table(self) -> Any:
+        return _load(self._files, self._fill, self._drop)
 
     def _feature(self, field: Any) -> Feature:
         if field.name == self._label:

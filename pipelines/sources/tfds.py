@@ -10,6 +10,7 @@ in any order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class TfdsSource(Source):
     def __init__(self, name: str, data_dir: str | None, split: str) -> None:
         self._name, self._data_dir, self._split = name, data_dir, split
         builder = _prepared(name, data_dir)
-        self._records: Any = _open(builder, split)
+        self._records = _open(builder, split)
         self._length = len(self._records)
         if self._length == 0:  # the first example determines the encoding of images
             raise DataError(f"tfds:{name}: split {split!r} is empty")
@@ -48,14 +49,12 @@ class TfdsSource(Source):
         return self._length
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
-        if self._records is None:
-            self._records = _open(_builder(self._name, self._data_dir), self._split)
         for number in numbers:
             yield _flat_example(self._records[number])
 
-    def __getstate__(self) -> dict[str, object]:
-        """Drops the records, for which every worker process creates its own builder."""
-        return self.__dict__ | {"_records": None}
+    @functools.cached_property
+    def _records(self) -> Any:
+        return _open(_builder(self._name, self._data_dir), self._split)
 
 
 class _ByOffset:
