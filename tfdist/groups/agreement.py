@@ -132,11 +132,11 @@ def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable]) -> No
         ClusterError: They differ, so that collectives would fail or hang.
     """
     layout = [(tuple(v.shape), str(v.dtype)) for v in variables]
-    rows = group.gather([len(layout), _digest(repr(layout).encode())])
-    if _different_ranks(rows):
+    rows = group.gather([len(layout), digest(repr(layout).encode())])
+    if ranks := _different_ranks(rows):
         raise ClusterError(
             f"The ranks built different models: {', '.join(f'{n:.0f}' for n in rows[:, 0])} "
-            f"variables by rank, and shapes on {_differing_ranks_text(rows)} differ from rank 0. "
+            f"variables by rank, and shapes on {names_of(ranks)} differ from rank 0. "
             "Build and compile the same model on every rank."
         )
 
@@ -161,7 +161,7 @@ def check_values(group: ProcessGroup, variables: Sequence[keras.Variable], fix: 
     unequal = np.flatnonzero((rows != rows[0]).any(0))
     raise ClusterError(
         f"{len(unequal)} of {len(variables)} variables differ between ranks. The "
-        f"first one is {variables[unequal[0]].path!r} on {_differing_ranks_text(rows)}: {fix}"
+        f"first one is {variables[unequal[0]].path!r} on {names_of(_different_ranks(rows))}: {fix}"
     )
 
 
@@ -175,15 +175,15 @@ def are_same(group: ProcessGroup, variables: Sequence[keras.Variable]) -> bool:
 
 def _digests(variables: Sequence[keras.Variable]) -> list[float]:
     """Returns a number per variable; 0 for variables of which each worker has only a shard."""
-    return [0.0 if is_elsewhere(v) else _digest(np.asarray(v.value).tobytes()) for v in variables]
+    return [0.0 if is_elsewhere(v) else digest(np.asarray(v.value).tobytes()) for v in variables]
 
 
 def _digests_are_same(group: ProcessGroup, digests: Sequence[float]) -> bool:
-    rows = group.gather([_digest(np.asarray(digests).tobytes())])
+    rows = group.gather([digest(np.asarray(digests).tobytes())])
     return not _different_ranks(rows)
 
 
-def _digest(data: bytes) -> float:
+def digest(data: bytes) -> float:
     """Returns a hash of 48 bits, which a float64 holds exactly."""
     return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
 
@@ -193,6 +193,6 @@ def _different_ranks(rows: np.ndarray) -> list[int]:
     return [int(rank) for rank in np.flatnonzero((rows != rows[0]).any(1))]
 
 
-def _differing_ranks_text(rows: np.ndarray) -> str:
-    ranks = _different_ranks(rows)
+def names_of(ranks: Sequence[int]) -> str:
+    """Returns ranks in words: `rank 1`, `ranks 1, 2`."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -14,7 +14,6 @@ are exchanged before an error only, and take O(n) bytes as well.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import ClusterError
+from tfdist.groups import agreement
 from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import DataHandler
@@ -291,8 +291,7 @@ class RankChecks(Observer):
         when = f"after step {self._step} of {self.place}" if self.place else f"at {_BEGINNING}"
         raise ClusterError(
             f"{len(unequal)} of {rows.shape[1]} variables differ between ranks {when}. "
-            f"The first one is {variable.path!r} on rank"
-            f"{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            f"The first one is {variable.path!r} on {agreement.names_of(ranks)}"
             f"{self._largest_difference(variable, ranks)}. They were last equal at "
             f"{self._agreed_at}. {_FIX}"
         )
@@ -323,9 +322,7 @@ def _checksum(variable: keras.Variable) -> int:
 
 
 def _combined(values: Sequence[Any]) -> float:
-    """Returns a hash of 48 bits, which a float64 holds exactly."""
-    data = repr(values).encode()
-    return float(int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "big"))
+    return agreement.digest(repr(values).encode())
 
 
 def _are_same(column: np.ndarray) -> bool:
