@@ -190,12 +190,22 @@ class LaunchError(TfdistError, RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message; the name of its type if it has no message."""
+    r"""Returns the first line of an error's message; the name of its type if it has no message.
+
+    Example:
+        >>> tfdist.errors.first_line(ValueError("two lines\nof text"))
+        'two lines'
+    """
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def summary(error: BaseException) -> str:
-    """Returns the type of an error and the first line of its message."""
+    r"""Returns the type of an error and the first line of its message.
+
+    Example:
+        >>> tfdist.errors.summary(ValueError("two lines\nof text"))
+        'ValueError: two lines'
+    """
     name = type(error).__name__
     return f"{name}: {first_line(error)}" if str(error).strip() else name
 
