@@ -69,7 +69,7 @@ def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -
 
 def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> None:
     print(
-        f"rank {rank}: {name}({os.fspath(path)!r}) writes only on rank 0. Call "
+        f"rank {rank}: model.{name}({os.fspath(path)!r}) writes only on rank 0. Call "
         f"{'trainer.save(path)' if name in _METHODS else 'trainer.wait_for_everyone()'} on all "
         "ranks to wait for the file.",
         file=sys.stderr,
