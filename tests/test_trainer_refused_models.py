@@ -64,6 +64,28 @@ def draws_in_a_branch() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), DropsSometimes(), layers.Dense(3)])
 
 
+class CountsPositiveBatches(layers.Layer):
+    """Assigns a tensor from outside of the branch, which is of the outer graph."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False, name="count"
+        )
+
+    def call(self, inputs: Any) -> Any:
+        more = self.count + 1
+
+        def counted() -> Any:
+            self.count.assign(more)
+            return inputs
+
+        return keras.ops.cond(keras.ops.sum(inputs) > 0, counted, lambda: inputs)
+
+
+def counts_in_a_branch() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), CountsPositiveBatches(), layers.Dense(3)])
+
+
 class Largest(keras.metrics.Metric):
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +110,7 @@ def spread(y_true: Any, y_pred: Any) -> Any:
         (Unbuildable, "mse", 1, "cannot be built from the data's shapes"),
         (network, spread, 2, "needs the full batch .* Use accumulate=1"),
         (draws_in_a_branch, "mse", 1, "seed_generator_state' is assigned in a branch"),
+        (counts_in_a_branch, "mse", 1, "count' is assigned in a branch"),
         (squared_sum, "mse", 2, "neither a mean nor a sum .* accumulate=1"),
     ],
 )

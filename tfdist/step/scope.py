@@ -98,11 +98,11 @@ class Scope(keras.StatelessScope):
         As for a variable of TensorFlow, no gradient flows through the assignment.
 
         Raises:
-            UnsupportedModelError: The value was computed in a branch or loop of the graph, outside
-                of which it is not known.
+            UnsupportedModelError: A branch or loop of the graph assigns the value, which is not
+                known or does not hold outside.
         """
         variable, value = update
-        if tf.is_symbolic_tensor(value) and value.graph is not self._graph:
+        if self._graph not in (None, current_graph()):
             raise UnsupportedModelError(
                 f"{variable.path!r} is assigned in a branch or a loop of the graph (ops.cond, "
                 "ops.while_loop, ops.scan), as a seed is by a draw. Assign it before or after, and "

@@ -128,7 +128,7 @@ class CustomStepScope(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
-        if self._graph not in (None, tf.compat.v1.get_default_graph()):
+        if self._graph not in (None, current_graph()):
             raise UnsupportedModelError(
                 f"The step assigns to {variable.path!r} inside of a tf.cond or tf.while_loop, so "
                 "that the replicas' variables would not change. Choose the value with tf.where, "
