@@ -23,7 +23,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator
 from tfdist.upstream.keras_variables import values_of
-from tfdist.upstream.tensorflow_graphs import forget_gradients, kinds_of, with_state
+from tfdist.upstream.tensorflow_graphs import current_graph, forget_gradients, kinds_of, with_state
 
 
 class LocalOutputs(NamedTuple):
@@ -171,8 +171,8 @@ class Outputs:
 
         element = self._strategy.received(next(iterator), own_rows)
         outputs = self._strategy.outputs(with_sizes_on_host(on_rows), element, full_batch)
-        if not tf.executing_eagerly():
-            forget_gradients(tf.compat.v1.get_default_graph())  # a prediction takes none
+        if (graph := current_graph()) is not None:
+            forget_gradients(graph)  # a prediction takes none
         return element.num_rows, element.checksum, outputs
 
 

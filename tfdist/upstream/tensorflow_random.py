@@ -115,9 +115,10 @@ def dropout_drawn_when_reached() -> Iterator[None]:
         with tf.control_dependencies(inputs[-1]):
             return sample(*args, alg=alg, **options)
 
-    with ExitStack() as stack:
-        stack.enter_context(replaced(tf.nn.experimental, "stateless_dropout", noted))
-        stack.enter_context(replaced(samplers, "stateless_random_uniform_v2", waiting))
+    with (
+        replaced(tf.nn.experimental, "stateless_dropout", noted),
+        replaced(samplers, "stateless_random_uniform_v2", waiting),
+    ):
         yield
 
 

@@ -150,7 +150,7 @@ class Calls:
                 for tensor, mask in zip(own, masks, strict=True):
                     if mask is not None:  # the call removes it
                         set_mask(tensor, mask)
-                drop = functools.partial(_dropped, dropout, dropout.call, queries, number)
+                drop = functools.partial(_dropped, dropout.call, queries, number)
                 with self._on(number), replaced(dropout, "call", drop):
                     slices.append(call(*own_args, **own_options))
         outputs = [each[0] if isinstance(each, tuple) else each for each in slices]
@@ -249,7 +249,6 @@ def _in_parts(
 
 
 def _dropped(
-    dropout: keras.layers.Dropout,
     call: Callable[..., tf.Tensor],
     sizes: Sequence[int],
     number: int,
@@ -259,17 +258,14 @@ def _dropped(
     """Drops attention weights as one device does.
 
     Args:
-        dropout: The layer.
-        call: Its call.
+        call: The call of the Dropout layer.
         sizes: The number of heads of each slice.
         number: Number of the slice.
         weights: The weights of its heads, [rows, heads, queries, keys].
         training: As in `Dropout.call`.
     """
-    if not training or not dropout.rate:
-        return call(weights, training=training)
     with drawing_part(1, sum(sizes[:number]), sum(sizes)):
-        return call(weights, training=True)
+        return call(weights, training=training)
 
 
 def _same(one: AlongAxis, other: AlongAxis, rank: int) -> bool:
