@@ -42,7 +42,7 @@ RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
-    && if [ -n "$HOROVOD" ]; then python -m tfdist.install_horovod; fi
+    && if [ -n "$HOROVOD" ]; then tfdist install_horovod; fi
 
 RUN useradd --create-home trainer
 USER trainer

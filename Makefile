@@ -120,6 +120,6 @@ clean:
 
 # Not built by the rule for the other extras, because pip alone cannot build Horovod.
 .venv/installed-horovod: .venv/installed
-	@$(BIN)/python -m tfdist.install_horovod || \
+	@$(BIN)/tfdist install_horovod || \
 	    { echo "to test without Horovod: make test HOROVOD="; exit 1; }
 	@touch $@

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tfdist.bench import harness
+from tfdist.tools.bench import harness
 
 #: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
 #: does not import TensorFlow.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks allreduce`: `tfdist.bench allreduce` with PyTorch's Gloo."""
+"""`python -m benchmarks allreduce`: `tfdist.tools.bench allreduce` with PyTorch's Gloo."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from tfdist import cluster
-from tfdist.bench import allreduce
-from tfdist.bench.allreduce import Measure
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.cluster.networks import free_ports
-from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.tools.bench import allreduce
+from tfdist.tools.bench.allreduce import Measure
 
 DESCRIPTION = "bandwidth of sums over two replicas, with PyTorch's Gloo among the engines"
 
@@ -50,5 +50,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(**flags: Any) -> None:
-    """See `tfdist.bench.allreduce.run`."""
+    """See `tfdist.tools.bench.allreduce.run`."""
     allreduce.run(known=ENGINES, **flags)

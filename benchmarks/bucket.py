@@ -18,7 +18,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
 from pipelines.errors import DataError
-from tfdist.bench import harness, machine, rounds
+from tfdist.tools.bench import harness, machine, rounds
 
 DESCRIPTION = "reading images and text from an S3 server beside reading local files"
 _HEADER = ("records", "source", "records/s", "relative to local", "CPU time relative to local")
@@ -177,7 +177,7 @@ def _waits(
 ) -> dict[str, list[dict[str, float]]]:
     """Trains a model on photographs from each source in turns."""
     from tests.support import buckets
-    from tfdist.bench import input_wait, photographs
+    from tfdist.tools.bench import input_wait, photographs
 
     found = photographs.create(folder, num_images)
     buckets.upload(found.shards, "s3://bucket/photographs")

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tfdist.cluster.launcher.processes import signals_raise
 from tfdist.errors import LaunchError
-from tfdist.launcher.processes import signals_raise
 
 _numbers = itertools.count()
 

@@ -1,10 +1,10 @@
-"""`python -m benchmarks input`: `tfdist.bench input` with readers of other libraries."""
+"""`python -m benchmarks input`: `tfdist.tools.bench input` with readers of other libraries."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tfdist.bench import input as input_benchmark
+from tfdist.tools.bench import input as input_benchmark
 
 DESCRIPTION = "images per second of tfds, PyTorch's DataLoader and grain, where installed"
 
@@ -12,7 +12,7 @@ add_arguments = input_benchmark.add_arguments
 
 
 def run(**flags: Any) -> None:
-    """See `tfdist.bench.input.run`."""
+    """See `tfdist.tools.bench.input.run`."""
     from benchmarks import input_peers
 
     input_benchmark.run(more_readers=input_peers.available(), **flags)

@@ -1,4 +1,4 @@
-"""Readers of other libraries for `tfdist.bench input`: tensorflow-datasets, PyTorch and grain."""
+"""Readers of other libraries for `tfdist.tools.bench input`: tensorflow-datasets, PyTorch and grain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from benchmarks import pillow_source
-from tfdist.bench.input_readers import (
+from tfdist.tools.bench.input_readers import (
     BATCH_SIZE,
     SEED,
     SHUFFLE_BUFFER,
@@ -21,7 +21,7 @@ from tfdist.bench.input_readers import (
     batch_sizes,
     random_crop,
 )
-from tfdist.bench.photographs import NUM_CLASSES, Photographs
+from tfdist.tools.bench.photographs import NUM_CLASSES, Photographs
 
 _NUM_WORKERS = 2
 

@@ -13,9 +13,9 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from tfdist.bench import harness
 from tfdist.config import TrainConfig, default_data_dir
 from tfdist.errors import ConfigurationError
+from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
     import keras

@@ -29,10 +29,10 @@ from benchmarks.link_protocol import (
     SEND,
     Times,
 )
-from tfdist.bench import harness, rounds
-from tfdist.bench.allreduce import missing
 from tfdist.console import sizes, tables
 from tfdist.errors import DeviceError
+from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench.allreduce import missing
 
 DESCRIPTION = "steps of two hosts over slow links (as root): computing, sending and their overlap"
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfdist.bench.workloads import Workload
+from tfdist.tools.bench.workloads import Workload
 
 #: Measurements besides steps: a step that exchanges nothing, and a sum of all gradients.
 COMPUTE, SEND = "compute", "send"

@@ -18,11 +18,11 @@ import tensorflow as tf
 from benchmarks import link_protocol
 from benchmarks.link_protocol import NETWORK, Times
 from tfdist import cluster, strategies
-from tfdist.bench.contenders import Case, fit_by_tfdist
-from tfdist.bench.workloads import Workload
+from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher.plan import Slot
 from tfdist.groups import buckets
-from tfdist.launcher import horovod
-from tfdist.launcher.plan import Slot
+from tfdist.tools.bench.contenders import Case, fit_by_tfdist
+from tfdist.tools.bench.workloads import Workload
 
 _SHARDS = {link_protocol.GRADIENTS: "gradients", link_protocol.PARAMETERS: "parameters"}
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.console import sizes
-from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
     import keras
@@ -125,7 +125,7 @@ def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str
     Raises:
         LaunchError: The training failed.
     """
-    from tfdist.plan.step_profile import MEMORY_COUNTING
+    from tfdist.tools.plan.step_profile import MEMORY_COUNTING
 
     in_processes = CONTENDERS[contender].in_processes
     number = 1 if contender == "one_device" else devices
@@ -215,7 +215,7 @@ def _measure_all(
 ) -> list[dict[str, Any]]:
     """Measures all contenders, and the memory of activations."""
     from benchmarks import memory_activations
-    from tfdist.install_horovod import versions
+    from tfdist.tools.install_horovod import versions
 
     rows, units = (256, 32) if smoke else (4096, 256)
     results = [

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfdist.bench import harness
-from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.cluster.launcher.worker_pool import WorkerPool
+from tfdist.tools.bench import harness
 
 #: Plain Keras, and values of the trainer's `remat`.
 KERAS = "plain Keras"
@@ -27,7 +27,7 @@ def measure(contender: str, rows: int, width: int) -> dict[str, Any]:
     Raises:
         LaunchError: The training failed.
     """
-    from tfdist.plan.step_profile import MEMORY_COUNTING
+    from tfdist.tools.plan.step_profile import MEMORY_COUNTING
 
     with WorkerPool(
         _prepare, num_workers=1, via="", environ=MEMORY_COUNTING, timeout_seconds=_TIMEOUT_SECONDS

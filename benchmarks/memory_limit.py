@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks import memory
-from tfdist.bench import harness
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.console import tables
-from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness
+from tfdist.tools.bench import harness
 
 DESCRIPTION = "packing small images by one and by several processes, each with its part"
 _HEADER = ("parts", "seconds", "images/s", "CPU s", "same bytes")

@@ -10,7 +10,7 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness, rounds
+from tfdist.tools.bench import harness, rounds
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -125,7 +125,7 @@ def measure(
 
 def _prepare(build: Callable[[], Any], strategy: Strategy, steps: int) -> Callable[[], float]:
     """Returns a function that runs steps and returns the seconds of one; it is warmed up."""
-    from tfdist.plan.step_profile import StepTimes
+    from tfdist.tools.plan.step_profile import StepTimes
     from tfdist.trainer import Trainer
 
     trainer = Trainer(build, strategy=strategy, steps_per_call=1)

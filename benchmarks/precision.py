@@ -9,9 +9,9 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness
 from tfdist.config import default_data_dir
-from tfdist.plan import network as networks
+from tfdist.tools.bench import harness
+from tfdist.tools.plan import network as networks
 
 DESCRIPTION = "speed, memory and accuracy by number format"
 _PRECISIONS = ["float32", "mixed_float16", "mixed_bfloat16"]
@@ -70,7 +70,7 @@ def _speed(network: networks.Network, precision: str, batch: int, num_steps: int
     Raises:
         LaunchError: The training fails.
     """
-    from tfdist.plan import step_profile
+    from tfdist.tools.plan import step_profile
 
     with step_profile.pool() as pool:
         one = dataclasses.replace(network, precision=precision)

@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
-from tfdist.bench import harness
-from tfdist.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
+from tfdist.tools.bench import harness
+from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 
 DESCRIPTION = "the plan of scaling beside published measurements, without fitted factors"
 
@@ -54,13 +54,13 @@ class Row(NamedTuple):
     Attributes:
         source: Short name of the publication.
         network: Name of the network.
-        exchange: A name out of `tfdist.plan.exchange.EXCHANGES`.
+        exchange: A name out of `tfdist.tools.plan.exchange.EXCHANGES`.
         workers: Number of workers that exchange gradients.
         wires: The network between them.
         seconds: Compute time of a worker's step.
         efficiency: The published efficiency, compared with a single worker.
         gradient_bytes: Bytes of the gradients of a worker; 0: float32 for all `_PARAMETERS`.
-        bucket_bytes: As for `tfdist.plan.exchange.step`.
+        bucket_bytes: As for `tfdist.tools.plan.exchange.step`.
         devices: Devices of a worker, of which `workers` counts one.
         tensor_seconds: Communication time of tensor parallelism between the devices of a worker.
     """
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     tensor_seconds: float = 0.0
 
     def planned(self) -> float:
-        """Returns the efficiency that `python -m tfdist.plan scaling` computes."""
+        """Returns the efficiency that `tfdist plan scaling` computes."""
         gradient_bytes = self.gradient_bytes or 4 * _PARAMETERS[self.network]
         profile = Profile(self.seconds + self.tensor_seconds, gradient_bytes)
         one = step(self.exchange, profile, self.workers, self.wires, self.bucket_bytes)

@@ -18,10 +18,10 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from benchmarks.hosts import ENVIRON, Hosts, NotAllowedError, Workers, make_hosts
-from tfdist.bench import harness
 from tfdist.console import sizes
 from tfdist.errors import DeviceError
-from tfdist.plan.exchange import PAYLOAD
+from tfdist.tools.bench import harness
+from tfdist.tools.plan.exchange import PAYLOAD
 
 DESCRIPTION = "step time and bytes of a pipeline over two hosts and a slow link (as root)"
 
@@ -150,7 +150,7 @@ def _started(hosts: Hosts, arguments: Sequence[str]) -> Iterator[Workers]:
     devices = ",".join(f"{address}:{_PORT}/CPU:0" for address in hosts.addresses.values())
     with hosts.workers() as workers:
         for host in hosts.addresses:
-            server = [sys.executable, "-m", "tfdist.remote", str(_PORT)]
+            server = [sys.executable, "-m", "tfdist.cluster.remote", str(_PORT)]
             hosts.start(host, server, ENVIRON, stdout=workers.errors)
         first = next(iter(hosts.addresses))
         workers.start(first, "benchmarks.remote_pipeline_worker", devices, *arguments)

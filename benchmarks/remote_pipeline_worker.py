@@ -21,7 +21,7 @@ import tensorflow as tf
 import tfdist
 from benchmarks.remote_pipeline import LAYERS, ROWS
 from benchmarks.waiting_layers import Hold, WaitingLayer
-from tfdist.plan.step_profile import StepTimes
+from tfdist.tools.plan.step_profile import StepTimes
 
 _COUNTERS = Path("/sys/class/net/wire/statistics")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist.bench import run_all
+from tfdist.tools.bench import run_all
 
 DESCRIPTION = "every study, one after the other, each in a process of its own"
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks scaling`: `tfdist.bench scaling` with PyTorch's DDP over Gloo."""
+"""`python -m benchmarks scaling`: `tfdist.tools.bench scaling` with PyTorch's DDP over Gloo."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from tfdist import cluster
-from tfdist.bench import scaling
-from tfdist.bench.scaling import BY_HAND, RIVAL, Engine, Measure
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.cluster.networks import free_ports
-from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.tools.bench import scaling
+from tfdist.tools.bench.scaling import BY_HAND, RIVAL, Engine, Measure
 
 DESCRIPTION = "two processes of one core each, with PyTorch's DDP among the engines"
 
@@ -53,5 +53,5 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(**flags: Any) -> None:
-    """See `tfdist.bench.scaling.run`."""
+    """See `tfdist.tools.bench.scaling.run`."""
     scaling.run(known=ENGINES, **flags)

@@ -16,10 +16,10 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness
-from tfdist.bench import rounds as turns
 from tfdist.console import tables
-from tfdist.plan.network import Network
+from tfdist.tools.bench import harness
+from tfdist.tools.bench import rounds as turns
+from tfdist.tools.plan.network import Network
 
 if TYPE_CHECKING:
     import keras
@@ -82,7 +82,7 @@ def run(
 ) -> None:
     """Prints the tables. The arguments are the values of the flags."""
     batch, length, rounds = (24, 32, 1) if smoke else (batch, length, rounds)
-    from tfdist.plan import devices as plans
+    from tfdist.tools.plan import devices as plans
 
     plans.make_devices(devices)  # before TensorFlow is initialized
     networks = [Blocks("vit", (length, width), 4, depth=depth) for depth in (_FEW, _MORE)]

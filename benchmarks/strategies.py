@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness, rounds
 from tfdist.console import tables
 from tfdist.errors import LaunchError
-from tfdist.install_horovod import versions
-from tfdist.plan import network as networks
 from tfdist.strategies import STRATEGIES, Declaration
+from tfdist.tools.bench import harness, rounds
+from tfdist.tools.install_horovod import versions
+from tfdist.tools.plan import network as networks
 
 if TYPE_CHECKING:
-    from tfdist.plan.step_profile import Sample
+    from tfdist.tools.plan.step_profile import Sample
 
 DESCRIPTION = "one network under every strategy: examples per second, and where the time goes"
 
@@ -125,7 +125,7 @@ def conclude(
 def _not_measured(name: str, declared: Declaration) -> str:
     """Returns why a strategy is not measured here, or an empty string."""
     if name == "horovod" and versions.horovod() is None:
-        return "it is not installed: python -m tfdist.install_horovod"
+        return "it is not installed: tfdist install_horovod"
     return "its workers train asynchronously" if declared.asynchronous else ""
 
 
@@ -138,7 +138,7 @@ def _start(
     stack: contextlib.ExitStack,
 ) -> Callable[[], Sample]:
     """Starts the processes of a strategy, and returns what measures its slowest worker."""
-    from tfdist.plan import step_profile
+    from tfdist.tools.plan import step_profile
 
     declared = STRATEGIES[name]
     is_joined = not declared.by_horovod or versions.horovod() is not None

@@ -8,9 +8,9 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.bench import harness
 from tfdist.errors import LaunchError
-from tfdist.plan import network as networks
+from tfdist.tools.bench import harness
+from tfdist.tools.plan import network as networks
 
 DESCRIPTION = "throughput and memory by batch size, on the CPU and on a GPU if there is one"
 
@@ -84,7 +84,7 @@ def _on_device(
     network: networks.Network, batches: Sequence[int], num_steps: int, environ: dict[str, str]
 ) -> list[dict[str, Any]]:
     """Measures all batch sizes in a process with these environment variables."""
-    from tfdist.plan import step_profile
+    from tfdist.tools.plan import step_profile
 
     rows: list[dict[str, Any]] = []
     with step_profile.pool(environ=environ) as pool:

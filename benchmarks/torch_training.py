@@ -1,4 +1,4 @@
-"""The networks of `tfdist.bench.scaling`, trained by PyTorch."""
+"""The networks of `tfdist.tools.bench.scaling`, trained by PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tfdist.bench.workloads import NUM_CLASSES, Workload
+from tfdist.tools.bench.workloads import NUM_CLASSES, Workload
 
 #: Wraps a network so that its gradients are exchanged between processes.
 Wrap = Callable[[nn.Module], nn.Module]

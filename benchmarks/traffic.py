@@ -18,8 +18,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from benchmarks.hosts import ENVIRON, Hosts, NotAllowedError, make_hosts
-from tfdist.bench import harness
 from tfdist.errors import DeviceError, LaunchError
+from tfdist.tools.bench import harness
 
 DESCRIPTION = "bytes that a host with several devices sends in a step (as root)"
 

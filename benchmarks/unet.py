@@ -6,8 +6,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from benchmarks import strategies
-from tfdist.bench import harness
-from tfdist.plan.network import Network
+from tfdist.tools.bench import harness
+from tfdist.tools.plan.network import Network
 
 DESCRIPTION = "a U-Net on one device, and on two by data, by layers and by channels"
 

@@ -29,21 +29,21 @@ from tests.support import ROOT
 QUICK: dict[str, float] = {
     "tests/cluster/": 2,
     "tests/console/": 1,
-    "tests/doctor/test_command.py": 1,
-    "tests/doctor/test_host.py": 0.1,
-    "tests/doctor/test_processes.py": 0.3,
-    "tests/doctor/test_versions.py": 0.1,
-    "tests/install_horovod/": 1,
-    "tests/launcher/test_manifests.py": 0.3,
-    "tests/launcher/test_mpi_output.py": 0.8,
-    "tests/launcher/test_output.py": 0.7,
-    "tests/launcher/test_plan.py": 6,
-    "tests/launcher/test_restarts.py": 2.5,
-    "tests/launcher/test_worker_pool.py": 4,
+    "tests/tools/doctor/test_command.py": 1,
+    "tests/tools/doctor/test_host.py": 0.1,
+    "tests/tools/doctor/test_processes.py": 0.3,
+    "tests/tools/doctor/test_versions.py": 0.1,
+    "tests/tools/install_horovod/": 1,
+    "tests/cluster/launcher/test_manifests.py": 0.3,
+    "tests/cluster/launcher/test_mpi_output.py": 0.8,
+    "tests/cluster/launcher/test_output.py": 0.7,
+    "tests/cluster/launcher/test_plan.py": 6,
+    "tests/cluster/launcher/test_restarts.py": 2.5,
+    "tests/cluster/launcher/test_worker_pool.py": 4,
     "tests/pipelines/console/test_parallel_tasks.py": 2,
     "tests/pipelines/reading/test_division.py": 1,
     "tests/pipelines/test_commands.py": 1,
-    "tests/plan/test_scaling.py": 1,
+    "tests/tools/plan/test_scaling.py": 1,
     "tests/run/test_catalogue.py": 0.1,
     "tests/run/test_flags.py": 5,
     "tests/strategies/tensor_parallel/test_rules.py": 0.1,
@@ -53,12 +53,12 @@ QUICK: dict[str, float] = {
     "tests/test_config.py": 2.2,
     "tests/test_messages.py": 0.1,
     "tests/test_import.py": 1.7,
-    "tests/test_init.py": 0.1,
+    "tests/tools/test_init.py": 0.1,
     "tests/test_launch.py": 10,
     "tests/test_notebooks.py": 0.1,
     "tests/test_project_files.py": 0.2,
     "tests/test_canary.py": 5,
-    "tests/watchdog/": 0.5,
+    "tests/cluster/watchdog/": 0.5,
 }
 
 #: Tests of `make test` within folders and files that other tables name.
@@ -69,14 +69,14 @@ TEST: dict[str, float] = {
 #: Tests that run in `make check` but not in `make test`.
 CHECK: dict[str, float] = {
     "notebooks/": 60,
-    "tests/bench/": 81,
+    "tests/tools/bench/": 81,
     "tests/benchmarks/": 12,
     "tests/checkpoint/test_bucket_faults.py": 30,
     "tests/checkpoint/test_buckets.py": 15,
     "tests/checkpoint/test_clouds.py": 20,
     "tests/checkpoint/test_resume.py::test_accumulated_gradients_are_restored": 15.1,
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
-    "tests/custom_steps/test_models.py": 60,
+    "tests/custom_step/test_models.py": 60,
     "tests/docs/test_code_blocks.py::test_blocks_run": 20,
     "tests/docs/test_docstrings.py::test_example_runs": 27,
     "tests/docs/test_docstrings.py::test_examples_run_in_a_new_process": 100,
@@ -87,7 +87,7 @@ CHECK: dict[str, float] = {
     "tests/gpu_paths/test_order_of_collectives.py::test_order_over_two_workers": 21.3,
     "tests/groups/test_process_groups.py": 15,
     "tests/horovod/test_callbacks.py": 36,
-    "tests/launcher/test_plan.py::test_horovodrun_starts_workers": 5,
+    "tests/cluster/launcher/test_plan.py::test_horovodrun_starts_workers": 5,
     "tests/loops/data_order/test_resume_position.py::test_resumes_at_any_position": 17.6,
     "tests/loops/test_prediction.py::"
     "test_grouped_convolution_predicts_before_and_after_training": 11,
@@ -105,12 +105,12 @@ CHECK: dict[str, float] = {
     "tests/pipelines/reading/test_memory.py": 5,
     "tests/pipelines/reading/test_mixture.py::test_sources_keep_their_order_and_resume": 9.6,
     "tests/pipelines/pack/test_ray.py": 15,
-    "tests/plan/test_memory.py::test_grappler_estimate_is_similar": 3,
+    "tests/tools/plan/test_memory.py::test_grappler_estimate_is_similar": 3,
     "tests/processes/": 270,
     "tests/processes/test_watchdog.py::test_suspending_all_workers_ends_none": 17,
     "tests/processes/test_watchdog.py::test_orderly_exit_of_a_worker_ends_no_other": 8,
     "tests/programs/": 90,
-    "tests/remote/": 35,
+    "tests/cluster/remote/": 35,
     "tests/recipes/test_data.py::test_backbone_is_trained_only_after_unfreezing": 6,
     "tests/recipes/test_digits.py::test_smoothed_and_mixed_labels_are_one_hot": 6,
     "tests/recipes/test_own_folders.py::test_plots_are_written_and_saved_weights_are_loaded": 10,
@@ -119,10 +119,10 @@ CHECK: dict[str, float] = {
     "tests/run/test_determinism.py": 15,
     "tests/run/test_train_command.py::test_interrupt_saves_the_last_state": 15,
     "tests/strategies/test_strategies.py::test_model_loads_in_plain_keras_without_tfdist": 6,
-    "tests/step/test_batch_norm.py::test_moving_statistics_average_all_replicas": 6,
+    "tests/patches/test_batch_norm.py::test_moving_statistics_average_all_replicas": 6,
     "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": 10,
-    "tests/step/test_random_layers.py": 25,
-    "tests/step/test_remat.py::test_remat_with_accumulation_and_mixed_precision": 17,
+    "tests/patches/test_random_layers.py": 25,
+    "tests/patches/test_remat.py::test_remat_with_accumulation_and_mixed_precision": 17,
     "tests/strategies/parameter_server/test_strategy.py::test_model_behaves_like_keras": 10.3,
     "tests/strategies/parameter_server/test_strategy.py::"
     "test_schedules_count_the_updates_of_all_workers": 16.7,
@@ -142,16 +142,16 @@ CHECK: dict[str, float] = {
     "tests/test_readme.py": 10,
     "tests/test_suggested_fixes.py::test_calling_init_before_tensorflow_connects_workers": 13,
     "tests/test_suggested_fixes.py::test_suggested_fix_trains": 13.8,
-    "tests/test_trainer.py::test_model_recompiled_between_fits_matches_keras": 10,
-    "tests/test_trainer_data.py::test_ragged_tensors_train_as_in_keras": 8.4,
-    "tests/test_trainer_data.py::test_sparse_tensors_train_as_in_keras": 9.1,
-    "tests/test_trainer_errors.py::test_tensorflow_that_started_first_limits_the_devices": 8.9,
-    "tests/test_trainer_files.py::test_interrupted_training_resumes": 9,
-    "tests/test_trainer_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
+    "tests/trainer/test_trainer.py::test_model_recompiled_between_fits_matches_keras": 10,
+    "tests/trainer/test_data.py::test_ragged_tensors_train_as_in_keras": 8.4,
+    "tests/trainer/test_data.py::test_sparse_tensors_train_as_in_keras": 9.1,
+    "tests/trainer/test_errors.py::test_tensorflow_that_started_first_limits_the_devices": 8.9,
+    "tests/trainer/test_files.py::test_interrupted_training_resumes": 9,
+    "tests/trainer/test_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
     "tests/test_wheel.py": 10,
-    "tests/tune/test_search.py::test_trains_digits_and_prints_the_command": 16,
-    "tests/verify/": 34,
-    "tests/watchdog/test_simulated.py::test_many_failures_are_one_verdict": 17,
+    "tests/tools/tune/test_search.py::test_trains_digits_and_prints_the_command": 16,
+    "tests/tools/verify/": 34,
+    "tests/cluster/watchdog/test_simulated.py::test_many_failures_are_one_verdict": 17,
 }
 
 #: Parameters of tests that run in `make check` but not in `make test`; the others of the same test
@@ -172,14 +172,14 @@ CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
     "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
         *("mixed_bfloat16",),
     ),
-    "tests/test_trainer_data.py::test_evaluate_returns_what_keras_does": ("None",),
-    "tests/test_trainer_data.py::test_fewer_rows_than_replicas": ("mirrored-3",),
-    "tests/test_trainer_data.py::test_several_inputs_without_labels": ("tuple",),
-    "tests/test_trainer_files.py::test_model_checkpoint_saves_the_best_epoch_of_keras": (
+    "tests/trainer/test_data.py::test_evaluate_returns_what_keras_does": ("None",),
+    "tests/trainer/test_data.py::test_fewer_rows_than_replicas": ("mirrored-3",),
+    "tests/trainer/test_data.py::test_several_inputs_without_labels": ("tuple",),
+    "tests/trainer/test_files.py::test_model_checkpoint_saves_the_best_epoch_of_keras": (
         *(".weights.h5",),
     ),
-    "tests/test_trainer_files.py::test_tensorboard": ("2",),
-    "tests/test_trainer_patches.py::test_nothing_stays_patched": ("one_device", "sharded"),
+    "tests/trainer/test_files.py::test_tensorboard": ("2",),
+    "tests/trainer/test_patches.py::test_nothing_stays_patched": ("one_device", "sharded"),
 }
 
 #: Parameters of tests that only `make long` runs; the others of the same test find most faults.
@@ -188,7 +188,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "one_device-train 6",
         "mirrored-test 4",
     ),
-    "tests/custom_steps/test_steps.py::test_matches_one_device": (
+    "tests/custom_step/test_steps.py::test_matches_one_device": (
         *("of-gradients", "sum", "sync-batch-norm-sum"),
     ),
     "tests/gpu_paths/test_kernel_coverage.py::test_every_operation_of_a_replica_has_a_gpu_kernel": (
@@ -228,21 +228,21 @@ LONG: dict[str, tuple[str, ...]] = {
     "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
         *("val-packed", "test-packed"),
     ),
-    "tests/step/test_batch_norm.py::test_moving_statistics_average_all_replicas": (
+    "tests/patches/test_batch_norm.py::test_moving_statistics_average_all_replicas": (
         *("mirrored-2", "central_storage-3", "towers-3"),
     ),
-    "tests/step/test_batch_norm.py::test_validation_evaluation_and_saved_model_agree": (
+    "tests/patches/test_batch_norm.py::test_validation_evaluation_and_saved_model_agree": (
         *("central_storage", "towers"),
     ),
     "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": (
         *("one_device-0", "one_device-7", "central_storage-0", "central_storage-7", "towers-0"),
     ),
-    "tests/step/test_random_layers.py::test_replicas_draw_the_rows_of_one_device": (
+    "tests/patches/test_random_layers.py::test_replicas_draw_the_rows_of_one_device": (
         *("gaussian_noise-central_storage", "gaussian_noise-towers"),
         *("gaussian_dropout-central_storage", "gaussian_dropout-towers"),
     ),
     **{
-        f"tests/step/test_random_layers.py::{test}": ("central_storage", "towers")
+        f"tests/patches/test_random_layers.py::{test}": ("central_storage", "towers")
         for test in (
             *("test_same_seed_draws_the_same_numbers", "test_each_step_draws_new_numbers"),
             *("test_seed_state_matches_one_device", "test_evaluation_draws_nothing"),
@@ -257,25 +257,28 @@ LONG: dict[str, tuple[str, ...]] = {
     "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
         *("float16", "bfloat16", "float32"),
     ),
-    "tests/test_trainer.py::test_model_recompiled_between_fits_matches_keras": (
+    "tests/trainer/test_trainer.py::test_model_recompiled_between_fits_matches_keras": (
         *("one_device-1", "central_storage-2"),
     ),
-    "tests/test_trainer.py::test_run_eagerly_calls_layers_eagerly": (
+    "tests/trainer/test_trainer.py::test_run_eagerly_calls_layers_eagerly": (
         "central_storage-2",
         "towers-2",
     ),
-    "tests/test_trainer.py::test_second_trainer_in_a_process": ("central_storage-2", "towers-2"),
-    "tests/test_trainer_callbacks.py::test_averaged_weights_are_swapped_in": ("True",),
-    "tests/test_trainer_callbacks.py::test_callback_trains_as_in_keras": (
+    "tests/trainer/test_trainer.py::test_second_trainer_in_a_process": (
+        "central_storage-2",
+        "towers-2",
+    ),
+    "tests/trainer/test_callbacks.py::test_averaged_weights_are_swapped_in": ("True",),
+    "tests/trainer/test_callbacks.py::test_callback_trains_as_in_keras": (
         *("ReduceLROnPlateau", "Lambda", "clone", "freeze"),
     ),
-    "tests/test_trainer_data.py::test_ragged_tensors_train_as_in_keras": (
+    "tests/trainer/test_data.py::test_ragged_tensors_train_as_in_keras": (
         *("one_device-1", "central_storage-2"),
     ),
-    "tests/test_trainer_data.py::test_sparse_tensors_train_as_in_keras": (
+    "tests/trainer/test_data.py::test_sparse_tensors_train_as_in_keras": (
         *("one_device-1", "central_storage-2"),
     ),
-    "tests/test_trainer_model.py::test_model_behaves_like_keras_in_callbacks": (
+    "tests/trainer/test_model.py::test_model_behaves_like_keras_in_callbacks": (
         *("one_device-1", "central_storage-2"),
     ),
 }

@@ -31,8 +31,8 @@ def test_steps_are_those_of_the_installation_page() -> None:
     assert install == ".${EXTRAS:+[$EXTRAS]}"
     assert "pip install ." in PAGE
     assert "pip install '.[gpu]'" in PAGE
-    assert 'if [ -n "$HOROVOD" ]; then python -m tfdist.install_horovod' in STEPS
-    assert "python -m tfdist.install_horovod" in PAGE
+    assert 'if [ -n "$HOROVOD" ]; then tfdist install_horovod' in STEPS
+    assert "tfdist install_horovod" in PAGE
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -68,8 +68,8 @@ def test_entry_point_is_a_console_script() -> None:
 
 
 def test_image_has_what_an_mpi_job_starts() -> None:
-    from tfdist.launcher import manifests
-    from tfdist.launcher.options import parse
+    from tfdist.cluster.launcher import manifests
+    from tfdist.cluster.launcher.options import parse
 
     job = manifests.kubernetes(parse(["--print-k8s", "mpijob", "--", "true"]))
     assert "/usr/sbin/sshd" in job

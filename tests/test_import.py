@@ -18,7 +18,7 @@ def test_import_does_not_import_tensorflow(module: str) -> None:
 
 
 def test_help_does_not_import_tensorflow() -> None:
-    commands = ["tfdist.train", "tfdist.launch", "tfdist.init", *packages_that_run("tfdist")]
+    commands = ["tfdist.train", "tfdist.launch", "tfdist.tools.init", *packages_that_run("tfdist")]
     shown = help_without_tensorflow(*commands)
     assert len(commands) == 12
     assert all(f"python -m {command}" in shown for command in commands)

@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.starting import ENVIRON, SECONDS, launch, launch_program, program, run, start
 from tests.support.waiting import wait_for
+from tfdist.cluster.launcher.options import parse
 from tfdist.errors import REQUEUE
 from tfdist.launch import main, with_strategy
-from tfdist.launcher.options import parse
 
 #: Starts a child in a new session, prints both process ids, and waits.
 LINGERS = """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tfdist.cluster import is_chief as is_chief
     from tfdist.cluster import rank as rank
     from tfdist.cluster import size as size
-    from tfdist.launcher.notebook import notebook_launch as notebook_launch
+    from tfdist.cluster.launcher.notebook import notebook_launch as notebook_launch
     from tfdist.trainer import Trainer as Trainer
 
 _MODULES = (
@@ -50,7 +50,7 @@ _ATTRIBUTES = {
     "Trainer": "tfdist.trainer",
     "barrier": "tfdist.cluster",
     "is_chief": "tfdist.cluster",
-    "notebook_launch": "tfdist.launcher.notebook",
+    "notebook_launch": "tfdist.cluster.launcher.notebook",
     "rank": "tfdist.cluster",
     "size": "tfdist.cluster",
 }

@@ -16,22 +16,22 @@ from tfdist.errors import ConfigurationError
 COMMANDS = {
     "train": ("tfdist.train", "trains a recipe under a strategy"),
     "launch": ("tfdist.launch", "starts the workers of a run"),
-    "init": ("tfdist.init", "asks six questions and writes a configuration file"),
+    "init": ("tfdist.tools.init", "asks six questions and writes a configuration file"),
     "verify": (
-        "tfdist.verify.__main__",
+        "tfdist.tools.verify.__main__",
         "checks that a strategy matches one device, on this machine",
     ),
-    "doctor": ("tfdist.doctor.__main__", "checks the environment before a run"),
-    "plan": ("tfdist.plan.__main__", "predicts the memory and the scaling of a run"),
+    "doctor": ("tfdist.tools.doctor.__main__", "checks the environment before a run"),
+    "plan": ("tfdist.tools.plan.__main__", "predicts the memory and the scaling of a run"),
     "tune": (
-        "tfdist.tune.__main__",
+        "tfdist.tools.tune.__main__",
         "finds the batch size, the learning rate or other flags by trials",
     ),
-    "runs": ("tfdist.runs.__main__", "lists, compares and deletes runs"),
-    "bench": ("tfdist.bench.__main__", "measures step, input, all-reduce and scaling"),
-    "remote": ("tfdist.remote.__main__", "serves the devices of this host to another one"),
+    "runs": ("tfdist.tools.runs.__main__", "lists, compares and deletes runs"),
+    "bench": ("tfdist.tools.bench.__main__", "measures step, input, all-reduce and scaling"),
+    "remote": ("tfdist.cluster.remote.__main__", "serves the devices of this host to another one"),
     "install_horovod": (
-        "tfdist.install_horovod.__main__",
+        "tfdist.tools.install_horovod.__main__",
         "builds Horovod for this Python environment",
     ),
 }

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.cluster.remote import connection
 from tfdist.errors import ConfigurationError, DeviceError
-from tfdist.remote import connection
 from tfdist.upstream.tensorflow_runtime import has_started
 
 #: Number of logical CPU devices on a host without GPUs, unless the caller passes a number.

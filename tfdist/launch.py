@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tfdist.cluster.launcher import horovod, manifests, mpirun, plan, processes, train_flags
+from tfdist.cluster.launcher.options import Options, parse
+from tfdist.cluster.launcher.plan import Process
+from tfdist.cluster.launcher.processes import Streams
+from tfdist.cluster.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 from tfdist.cluster.messages import SECRET, secret_environ
 from tfdist.cluster.networks import interface_towards
 from tfdist.console import command
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
-from tfdist.launcher import horovod, manifests, mpirun, plan, processes, train_flags
-from tfdist.launcher.options import Options, parse
-from tfdist.launcher.plan import Process
-from tfdist.launcher.processes import Streams
-from tfdist.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 from tfdist.strategies import STRATEGIES, current_name
 from tfdist.strategies.mesh import parse as parse_mesh
 

@@ -13,29 +13,30 @@ import keras
 from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
+from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.errors import ConfigurationError
-from tfdist.loops import interrupts, keras_loops, model_files
+from tfdist.loops import fit as keras_loops
+from tfdist.loops import interrupts, model_files
 from tfdist.loops.callbacks import create_callback_list
 from tfdist.loops.checkpointing import Checkpointing
-from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers, limited_epochs
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
-from tfdist.loops.keras_loops import CheckpointHooks, Training
+from tfdist.loops.fit import CheckpointHooks, Training
+from tfdist.loops.functions import CompiledFunctions
 from tfdist.loops.model_overrides import honor_overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
+from tfdist.patches import remat as remat_of_layers
 from tfdist.precision import LossScale
-from tfdist.step import remat as remat_of_layers
-from tfdist.step.options import StepOptions
+from tfdist.replica.options import StepOptions
 from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import input_data, keras_training
 from tfdist.upstream.keras_model import overrides
-from tfdist.watchdog.watchdog import Watchdog
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

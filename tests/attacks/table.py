@@ -57,11 +57,11 @@ TESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "strangers and unsigned messages at the rendezvous": (
         "sent away; escape sequences are not printed",
-        ("tests/cluster/test_rendezvous.py", "tests/watchdog/test_simulated.py"),
+        ("tests/cluster/test_rendezvous.py", "tests/cluster/watchdog/test_simulated.py"),
     ),
     "hostile names in launchers' scripts": (
         "refused or quoted",
-        ("tests/launcher/test_manifests.py",),
+        ("tests/cluster/launcher/test_manifests.py",),
     ),
 }
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_step import run
 from tests.support import buckets
+from tests.tools.bench.test_step import run
 
 
 @pytest.mark.long

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.large_batch import Plan
-from tests.bench.test_step import run
+from tests.tools.bench.test_step import run
 
 
 def test_plans_set_the_learning_rate() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.link import ENGINES, judge
 from benchmarks.link_protocol import Times
-from tests.bench.test_step import run
+from tests.tools.bench.test_step import run
 
 
 def test_step_is_compared_with_the_longer_of_its_parts() -> None:

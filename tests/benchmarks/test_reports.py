@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.test_step import run
+from tests.tools.bench.test_step import run
 
 
 @pytest.mark.long

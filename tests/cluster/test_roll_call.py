@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.packages import needs_horovod
 from tfdist.cluster import liveness
+from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher.plan import LOCAL, slots
 from tfdist.cluster.liveness import roll_call, silent
 from tfdist.cluster.networks import reserved_ports
 from tfdist.errors import ClusterError
-from tfdist.launcher import horovod
-from tfdist.launcher.plan import LOCAL, slots
 
 pytestmark = needs_horovod
 

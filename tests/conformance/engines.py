@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tests.cluster.remote import servers
 from tests.conformance import feeds
 from tests.conformance.cases import CASES
 from tests.conformance.results import Result, collect
 from tests.gpu_paths.nccl_stand_in import NcclStandIn
-from tests.remote import servers
 from tests.support.case import Case
 from tfdist import cluster, strategies
 

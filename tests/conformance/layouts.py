@@ -12,8 +12,8 @@ import numpy as np
 
 from tests.support.packages import require_horovod
 from tfdist.cluster import is_chief
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import LaunchError, TfdistError
-from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.strategies import STRATEGIES
 
 if TYPE_CHECKING:

@@ -1,13 +1,13 @@
-"""Compares the results of two training runs with the function that `tfdist.verify` uses."""
+"""Compares the results of two training runs with the function that `tfdist.tools.verify` uses."""
 
 from __future__ import annotations
 
 from tests.support.case import Case
-from tfdist.verify.results import TOLERANCE as TOLERANCE
-from tfdist.verify.results import Difference as Difference
-from tfdist.verify.results import Result as Result
-from tfdist.verify.results import collect as collect
-from tfdist.verify.results import differences
+from tfdist.tools.verify.results import TOLERANCE as TOLERANCE
+from tfdist.tools.verify.results import Difference as Difference
+from tfdist.tools.verify.results import Result as Result
+from tfdist.tools.verify.results import collect as collect
+from tfdist.tools.verify.results import differences
 
 
 def compare(result: Result, reference: Result, case: Case) -> list[Difference]:

@@ -111,7 +111,7 @@ FEW: dict[str, tuple[str, ...]] = {
         "embedding-clipped",
         "rows-that-mix",
     ),
-    # tests/remote runs three of these cases with one pair of servers.
+    # tests/cluster/remote runs three of these cases with one pair of servers.
     "pipeline on servers": (),
     "tensor_parallel on servers": (),
     "sharded optimizer on servers": (),

@@ -14,7 +14,7 @@ import pipelines
 from tests.support import ROOT
 from tfdist.console import command, tracebacks
 from tfdist.errors import ConfigurationError, DataError
-from tfdist.tune import __main__ as tune
+from tfdist.tools.tune import __main__ as tune
 
 
 def test_exit_code_follows_the_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,7 +115,7 @@ def test_help_says_only_what_users_understand() -> None:
             "--sampler: expected one of tpe, random, grid, got 'TPE'. Did you mean tpe?",
         ),
         (["batch-size", "--from", "9", "--most", "8"], "--most must be at least --from"),
-        (["search", "--ovr", "a=1"], "Did you mean --over?\npython -m tfdist.tune search --help"),
+        (["search", "--ovr", "a=1"], "Did you mean --over?\npython -m tfdist tune search --help"),
     ],
 )
 def test_error_of_a_subcommand_names_its_flags(

@@ -20,9 +20,9 @@ from jsonargparse import ArgumentParser
 
 from pipelines.console import command_line
 from tfdist import launch
+from tfdist.cluster.launcher.options import Options
 from tfdist.console import command
 from tfdist.console.settings_file import Setting
-from tfdist.launcher.options import Options
 from tfdist.run import flags
 
 TRAIN = "python -m tfdist.train"
@@ -61,7 +61,7 @@ def refused(module: str, arguments: list[str]) -> str | None:
     """Returns why a command line is refused; None: it is not."""
     if not hasattr(importlib.import_module(module), "main"):
         module = f"{module}.__main__"
-    if "--" in arguments and module == "tfdist.tune.__main__":
+    if "--" in arguments and module == "tfdist.tools.tune.__main__":
         at = arguments.index("--")
         return refused("tfdist.train", arguments[at + 1 :]) or refused(module, arguments[:at])
     try:

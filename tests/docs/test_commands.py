@@ -22,7 +22,11 @@ PAGES = (
     "docs/large_models.md", "docs/resume.md", "docs/slurm.md", "docs/two_machines.md",
     "tfdist/checkpoint/README.md",
 )  # fmt: skip
-SMALL = {"tfdist.train": ["--smoke"], "tfdist.launch": ["--smoke"], "tfdist.bench": ["--smoke"]}
+SMALL = {
+    "tfdist.train": ["--smoke"],
+    "tfdist.launch": ["--smoke"],
+    "tfdist.tools.bench": ["--smoke"],
+}
 #: Flags that make a command short already.
 WHOLE = {
     "--help", "--list-recipes", "--print-config", "--print-slurm", "--print-k8s", "--limit-steps",
@@ -31,8 +35,8 @@ WHOLE = {
 #: Commands that need something else, or the result of an earlier command.
 LEFT_OUT = {
     "srun": "needs Slurm",
-    "tfdist.runs": "runs of the reader's: tests/runs",
-    "tfdist.init": "asks questions: tests/test_init.py",
+    "tfdist.tools.runs": "runs of the reader's: tests/tools/runs",
+    "tfdist.tools.init": "asks questions: tests/tools/test_init.py",
     "my_script.py": "a script of the reader's",
     "train.py": "the README's example: tests/test_readme.py",
     "runs/x": "continues a run of the reader's: tests/checkpoint",
@@ -40,23 +44,23 @@ LEFT_OUT = {
     "--via mpirun": "hosts that are not here",
     "run.yaml": "a file of the reader's: tests/run/test_flags.py",
     "photos": "photographs of the reader's: tests/pipelines, tests/recipes",
-    "tfdist.tune": "fills the memory: tests/tune",
+    "tfdist.tools.tune": "fills the memory: tests/tools/tune",
     "wandb": "needs an account",
 }
 
 #: Commands of all other pages: what they contain, and the tests that run such a command.
 RUN_BY = {
     "tfdist.train": "tests/run",
-    "tfdist.launch": "tests/launcher",
-    "tfdist.verify": "tests/verify",
-    "tfdist.doctor": "tests/doctor",
-    "tfdist.remote": "tests/remote",
-    "tfdist.plan": "tests/plan",
-    "tfdist.tune": "tests/tune",
-    "tfdist.bench": "tests/bench",
-    "tfdist.runs": "tests/runs",
-    "tfdist.init": "tests/test_init.py",
-    "tfdist.install_horovod": "tests/install_horovod",
+    "tfdist.launch": "tests/cluster/launcher",
+    "tfdist.tools.verify": "tests/tools/verify",
+    "tfdist.tools.doctor": "tests/tools/doctor",
+    "tfdist.cluster.remote": "tests/cluster/remote",
+    "tfdist.tools.plan": "tests/tools/plan",
+    "tfdist.tools.tune": "tests/tools/tune",
+    "tfdist.tools.bench": "tests/tools/bench",
+    "tfdist.tools.runs": "tests/tools/runs",
+    "tfdist.tools.init": "tests/tools/test_init.py",
+    "tfdist.tools.install_horovod": "tests/tools/install_horovod",
     "pipelines.": "tests/pipelines",
     "benchmarks": "tests/benchmarks",
 }
@@ -67,11 +71,11 @@ OTHER_LINES = {
     ". .venv/bin/activate": "activates what `make` creates",
     "pip install": "needs a network; tests/release.py installs the wheel",
     "docker ": "needs Docker",
-    "kubectl ": "needs Kubernetes; tests/launcher/test_manifests.py checks the manifests",
+    "kubectl ": "needs Kubernetes; tests/cluster/launcher/test_manifests.py checks the manifests",
     "sbatch ": "needs Slurm",
     "ray job submit": "needs a Ray cluster",
     "nft ": "changes the firewall",
-    "while true; do python -m tfdist.remote": "tests/remote starts servers",
+    "while true; do tfdist remote": "tests/cluster/remote starts servers",
     "eval ": "changes the reader's shell",
     "export ": "sets a variable of the reader's shell",
     "python docs/example.py": "tests/test_readme.py runs the script under mirrored",
@@ -135,5 +139,5 @@ def test_command_runs(shown: Command, tmp_path: Path) -> None:
     command = [*starter, sys.executable, "-m", shown.module, *shown.arguments, *small]
     done = run(*command, cwd=tmp_path, code=None, timeout=500)
     # The doctor exits with 1 if a check fails, as it may here.
-    allowed = (0, 1) if shown.module == "tfdist.doctor" else (0,)
+    allowed = (0, 1) if shown.module == "tfdist.tools.doctor" else (0,)
     assert done.returncode in allowed, done.stdout[-2000:] + done.stderr[-2000:]

@@ -24,7 +24,7 @@ IN_NEW_PROCESS = {
         [
             "tfdist.notebook_launch",
             "tfdist.strategies.multi_worker.MultiWorker",
-            "tfdist/launcher/README.md",
+            "tfdist/cluster/launcher/README.md",
         ],
     ),
     "servers": ("tfdist", ["tfdist.strategies.parameter_server.strategy.ParameterServer"]),

@@ -37,7 +37,7 @@ def output_of(*command: str, cwd: Path = ROOT) -> str:
 @needs_horovod
 @pytest.mark.parametrize(
     "launcher",
-    # horovodrun starts workers in tests/launcher and tests/processes
+    # horovodrun starts workers in tests/cluster/launcher and tests/processes
     [MPIRUN, pytest.param(HOROVODRUN, marks=pytest.mark.long)],
     ids=["mpirun", "horovodrun"],
 )

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tfdist.launcher import horovod, plan
-from tfdist.launcher.plan import LOCAL, slots
+from tfdist.cluster.launcher import horovod, plan
+from tfdist.cluster.launcher.plan import LOCAL, slots
 
 #: Time-out of an attempt on a busy machine, in seconds.
 SECONDS = 300.0

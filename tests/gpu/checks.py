@@ -112,7 +112,7 @@ CHECKS = (
     Check(
         "doctor",
         "doctor finds nothing wrong",
-        lambda host: _python("tfdist.doctor", "--no-all-reduce"),
+        lambda host: _python("tfdist.tools.doctor", "--no-all-reduce"),
         seconds=600,
     ),
     Check(

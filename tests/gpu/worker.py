@@ -200,7 +200,7 @@ def fingerprint(chosen: argparse.Namespace) -> Outcome:
 
 
 def memory(chosen: argparse.Namespace) -> Outcome:
-    """Compares the peak memory of a step with that of `python -m tfdist.plan memory`."""
+    """Compares the peak memory of a step with that of `tfdist plan memory`."""
     name, side, classes, batch = ("resnet18", 32, 10, 8)
     if not chosen.rehearse:
         name, side, classes, batch = ("resnet50", 224, 1000, 64)
@@ -241,7 +241,7 @@ def _planned(name: str, side: int, classes: int, batch: int, devices: int, strat
 
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "plan.csv")
-        command = [sys.executable, "-m", "tfdist.plan", "memory", "--model", name]
+        command = [sys.executable, "-m", "tfdist.tools.plan", "memory", "--model", name]
         command += ["--input", f"{side},{side},3", "--classes", str(classes)]
         command += ["--batch-size", str(batch), "--devices", str(devices), "--strategy", strategy]
         subprocess.run([*command, "--table", str(table)], check=True, stdout=sys.stderr)

@@ -7,9 +7,9 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tfdist.watchdog import start_up
-from tfdist.watchdog.status import Report, State, Status
-from tfdist.watchdog.verdict import COMPILE_SECONDS, verdict
+from tfdist.cluster.watchdog import start_up
+from tfdist.cluster.watchdog.status import Report, State, Status
+from tfdist.cluster.watchdog.verdict import COMPILE_SECONDS, verdict
 
 LIMIT = 300.0
 

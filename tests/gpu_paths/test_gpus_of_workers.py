@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.cluster import Cluster, exchange_addresses, gpus
+from tfdist.cluster.launcher import plan
+from tfdist.cluster.launcher.options import parse
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.groups import collective
-from tfdist.launcher import plan
-from tfdist.launcher.options import parse
 from tfdist.strategies.parameter_server.cluster import server_options
 
 SECONDS = 30.0

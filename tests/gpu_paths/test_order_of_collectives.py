@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.gpu_paths import step_graph
 from tests.support.packages import needs_horovod
 from tfdist import strategies
-from tfdist.launcher.worker_pool import WorkerPool
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.strategies.multi_worker import MultiWorker
 
 

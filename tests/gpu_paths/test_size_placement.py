@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tests.gpu_paths.kernel_coverage import gpus_listed
-from tfdist.step.size_placement import with_sizes_on_host
+from tfdist.patches.sizes_on_host import with_sizes_on_host
 
 
 def placed(x: tf.Tensor, labels: tf.Tensor) -> dict[str, str]:

@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 from tests.support.packages import needs_horovod
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import ClusterError, DataError, MissingError, TfdistError
 from tfdist.groups.agreement import check_values, from_rank0
 from tfdist.groups.base import LocalGroup, ProcessGroup, shard_sizes
-from tfdist.launcher.worker_pool import WorkerPool
 
 
 def exchanges(kind: str) -> Callable[[], dict[str, Any]]:

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from tfdist.watchdog.heartbeat import Heartbeat
-from tfdist.watchdog.status import State
+from tfdist.cluster.watchdog.heartbeat import Heartbeat
+from tfdist.cluster.watchdog.status import State
 
 SIZE, SECONDS = 3, 4.0
 _FAULTS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}

@@ -23,7 +23,7 @@ from tfdist.checkpoint import staging
 from tfdist.checkpoint.locations import store_at
 from tfdist.errors import ConfigurationError
 from tfdist.run import mirror
-from tfdist.runs import __main__ as runs
+from tfdist.tools.runs import __main__ as runs
 
 FLAGS = ["--recipe=recipes._template", "--strategy=one_device", "--verbose=0"]
 PATH = {"PYTHONPATH": str(ROOT)}  # added to the environment, which names the server by then

@@ -12,10 +12,10 @@ from keras import layers
 
 from tfdist import strategies
 from tfdist.model_setup import build
-from tfdist.step.lookups import Lookups
+from tfdist.replica.options import StepOptions
+from tfdist.rows.lookups import Lookups
+from tfdist.rows.reduction_inference import ReductionInference
 from tfdist.step.loss_scaling import Scaling
-from tfdist.step.options import StepOptions
-from tfdist.step.reduction_inference import ReductionInference
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies.batches import Share

@@ -12,8 +12,8 @@ from tests.step.test_control_edges import traced_step
 from tests.support.graphs import ancestors
 from tests.support.packages import needs_horovod
 from tfdist import strategies
+from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import ConfigurationError
-from tfdist.launcher.worker_pool import WorkerPool
 from tfdist.step.forward_backward import all_reduce_gradients
 from tfdist.strategies.one_device import OneDevice
 

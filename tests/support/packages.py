@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tfdist.launcher import horovod
+from tfdist.cluster.launcher import horovod
 
 _NO_HOROVOD = "Horovod is not installed: make horovod"
 

@@ -100,7 +100,7 @@ def broadcast_and_check(
     check_shapes(group, variables)
     variables = [v for v in variables if not is_elsewhere(v)]
     broadcast(group, [value for v in variables for value in values_of(v)], root)
-    check_values(group, variables, "the broadcast failed; run python -m tfdist.doctor.")
+    check_values(group, variables, "the broadcast failed; run tfdist doctor.")
 
 
 def broadcast(group: ProcessGroup, variables: Sequence[tf.Variable], root: int = 0) -> None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.cluster import Cluster, gpus, liveness
+from tfdist.cluster.watchdog import start_up
 from tfdist.devices import refuse_remote, requested_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError, ConfigurationError, first_line
 from tfdist.groups import traffic
@@ -24,7 +25,6 @@ from tfdist.upstream.tensorflow_runtime import (
     start_without_hook,
     workers_on,
 )
-from tfdist.watchdog import start_up
 
 #: Maximum seconds to wait for the other workers.
 JOIN_SECONDS = 120

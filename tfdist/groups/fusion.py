@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.remote import connection
+from tfdist.cluster.remote import connection
 
 #: Tensors with fewer elements are packed together. For larger ones (from 1 MB of float32), the copy
 #: costs more than a separate collective.

@@ -19,12 +19,12 @@ from tfdist import cluster
 from tfdist.cluster import liveness
 from tfdist.cluster.gpus import PER_WORKER
 from tfdist.cluster.liveness import roll_call
+from tfdist.cluster.remote import connection
+from tfdist.cluster.watchdog import start_up
 from tfdist.errors import ClusterError, MissingError
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused
-from tfdist.remote import connection
-from tfdist.watchdog import start_up
 
 #: Horovod's variable that turns off the fusion of tensor groups, which depends on when they arrive.
 _DISABLE_GROUP_FUSION = "HOROVOD_DISABLE_GROUP_FUSION"
@@ -146,7 +146,7 @@ def installed() -> Any:
     except ImportError as error:
         raise MissingError(
             f"Horovod is not installed for this TensorFlow ({error}), but strategy 'horovod' needs "
-            "it. Run python -m tfdist.install_horovod, or see python -m tfdist.doctor."
+            "it. Run tfdist install_horovod, or see tfdist doctor."
         ) from error
     return hvd
 
@@ -177,7 +177,7 @@ def started() -> Any:
         raise ClusterError(
             f"{expected.source} has rank {expected.rank} of {expected.size}, but Horovod has "
             f"{hvd.rank()} of {hvd.size()}. Start the processes with the mpirun of the MPI that "
-            "Horovod was built with, or with horovodrun --gloo. python -m tfdist.doctor shows "
+            "Horovod was built with, or with horovodrun --gloo. tfdist doctor shows "
             "the MPI."
         )
     atexit.register(hvd.shutdown)

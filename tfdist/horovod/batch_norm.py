@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.horovod.ranks import rank, size, strategy
-from tfdist.step.batch_norm import global_moments
-from tfdist.step.replica import Replica, current
+from tfdist.patches.batch_norm import global_moments
+from tfdist.replica.replica import Replica, current
 from tfdist.upstream.keras_model import compute_moments_by
 
 

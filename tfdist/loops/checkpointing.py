@@ -24,7 +24,7 @@ from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops.checkpoint_writer import CheckpointWriter, Job, say
 from tfdist.loops.epoch import Call
-from tfdist.loops.keras_loops import CheckpointHooks
+from tfdist.loops.fit import CheckpointHooks
 from tfdist.loops.training_state import Progress, TrainingState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.errors import DataError
 from tfdist.loops import interrupts
 from tfdist.loops.callbacks import may_change_model
-from tfdist.loops.compiled_functions import CompiledFunctions, Loop, StepsFn
 from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.functions import CompiledFunctions, Loop, StepsFn
 from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.strategies.replica_sync import ReplicaSync
-from tfdist.watchdog.watchdog import Watchdog
 
 #: The attribute of a model by which a callback stops a loop.
 STOP: dict[Loop, str] = {

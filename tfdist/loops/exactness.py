@@ -6,8 +6,8 @@ import keras
 
 from tfdist.console import tables
 from tfdist.loops.data_handler import DataHandler
-from tfdist.step.batch_norm import layers_of
-from tfdist.step.options import StepOptions
+from tfdist.patches.batch_norm import layers_of
+from tfdist.replica.options import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.upstream.keras_model import drawing_layers
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.groups import array_bytes
 from tfdist.loops.data_handler import DataHandler
-from tfdist.step.size_placement import with_sizes_on_host
+from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_model import global_generator, use_global_generator

@@ -26,9 +26,9 @@ import numpy as np
 from tfdist.errors import ClusterError
 from tfdist.groups import agreement
 from tfdist.loops.callbacks import may_change_model
-from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.functions import CompiledFunctions
 from tfdist.loops.steps_per_call import runs_before_batches
 from tfdist.model_setup import configuration
 from tfdist.strategies.base import Strategy

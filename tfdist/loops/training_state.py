@@ -17,8 +17,8 @@ from tfdist.checkpoint import callback_state, export, variables
 from tfdist.checkpoint.own_shards import OwnShards
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place
-from tfdist.loops.compiled_functions import CompiledFunctions
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
+from tfdist.loops.functions import CompiledFunctions
 from tfdist.strategies.base import Strategy
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from tfdist.cluster.launcher.notebook import pickled_call
+from tfdist.cluster.launcher.processes import Streams
+from tfdist.cluster.launcher.restarts import Failure, Restarts, run_with_restarts
 from tfdist.errors import ConfigurationError, LaunchError
-from tfdist.launcher.notebook import pickled_call
-from tfdist.launcher.processes import Streams
-from tfdist.launcher.restarts import Failure, Restarts, run_with_restarts
 from tfdist.ray.blocks import execute
 from tfdist.ray.messages import Message, Report, Result
 from tfdist.ray.placement import Resources, connect

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import ray
 
+from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher.orphans import marked, watching
+from tfdist.cluster.launcher.plan import LOCAL, Process, Slot
+from tfdist.cluster.launcher.processes import Child, LocalChild, Streams
 from tfdist.cluster.networks import free_ports, interface_towards
-from tfdist.launcher import horovod
-from tfdist.launcher.orphans import marked, watching
-from tfdist.launcher.plan import LOCAL, Process, Slot
-from tfdist.launcher.processes import Child, LocalChild, Streams
 from tfdist.ray.blocks import Blocks
 from tfdist.ray.messages import End, Line, Message
 from tfdist.ray.reports import Channel

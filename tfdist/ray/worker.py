@@ -8,7 +8,7 @@ from pathlib import Path
 import cloudpickle
 
 from tfdist import cluster
-from tfdist.launcher.notebook import pickled_result
+from tfdist.cluster.launcher.notebook import pickled_result
 from tfdist.ray.reports import receive_function, send_result
 
 

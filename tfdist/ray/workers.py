@@ -14,12 +14,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from tfdist.cluster.launcher import plan
+from tfdist.cluster.launcher.plan import Process
+from tfdist.cluster.launcher.processes import Child, Children, Streams, signals_raise
+from tfdist.cluster.launcher.restarts import NO_RESTARTS, Failure
 from tfdist.cluster.messages import secret_environ
 from tfdist.errors import PEER_LOST, TfdistError, first_line
-from tfdist.launcher import plan
-from tfdist.launcher.plan import Process
-from tfdist.launcher.processes import Child, Children, Streams, signals_raise
-from tfdist.launcher.restarts import NO_RESTARTS, Failure
 from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
 from tfdist.ray.messages import End, Line, Message

@@ -59,7 +59,7 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
         f"({sizes.format_bytes(state)} for gradients and optimizer state, "
         f"{sizes.format_bytes(activations)} for activations of {rows} rows), but "
         f"only {sizes.format_bytes(room)} are available, so it may be killed. {cure}; "
-        "python -m tfdist.plan memory predicts what fits."
+        "tfdist plan memory predicts what fits."
     )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdist.checkpoint.manifest import versions
+from tfdist.cluster.remote import connection
 from tfdist.config import TrainConfig
-from tfdist.remote import connection
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy

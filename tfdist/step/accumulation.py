@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups.fusion import local_sum
+from tfdist.replica.replica import Totals
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduce
 from tfdist.step.loss_scaling import Scaling
-from tfdist.step.replica import Totals
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, share
 from tfdist.upstream.keras_optimizers import num_batches_seen

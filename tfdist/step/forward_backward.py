@@ -16,10 +16,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups import buckets
+from tfdist.replica.replica import Replica
+from tfdist.replica.scope import Scope
 from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
 from tfdist.step.loss_scaling import Scaling
-from tfdist.step.replica import Replica
-from tfdist.step.scope import Scope
 from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share

@@ -18,10 +18,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.step.reduction_inference import ReductionInference
-from tfdist.step.reductions import Reduction
-from tfdist.step.replica import Replica
-from tfdist.step.scope import Scope
+from tfdist.replica.replica import Replica
+from tfdist.replica.scope import Scope
+from tfdist.rows.reduction_inference import ReductionInference
+from tfdist.rows.reductions import Reduction
 from tfdist.upstream import keras_losses, keras_model
 from tfdist.upstream.keras_losses import compile_loss, total_loss
 

@@ -9,16 +9,16 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.patches.sizes_on_host import with_sizes_on_host
+from tfdist.replica.replica import Replica, Totals
 from tfdist.step.accumulation import over_rounds
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduce_outputs
-from tfdist.step.replica import Replica, Totals
 from tfdist.step.shared_trace import (
     NotShareableError,
     PackedOutputs,
     SharedReplicaTrace,
     SharedTrace,
 )
-from tfdist.step.size_placement import with_sizes_on_host
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
 

@@ -21,8 +21,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups.fusion import packed
+from tfdist.patches.sizes_on_host import has_gpus
 from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
-from tfdist.step.size_placement import has_gpus
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream.tensorflow_graphs import (
     BRANCHES,

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.groups.fusion import grouped, packed
-from tfdist.step import batch_norm
-from tfdist.step.lookups import Lookups
-from tfdist.step.options import StepOptions
-from tfdist.step.reduction_inference import ReductionInference
-from tfdist.step.reductions import Reduction
-from tfdist.step.replica import Replica
-from tfdist.step.scope import Scope
+from tfdist.patches import batch_norm
+from tfdist.replica.options import StepOptions
+from tfdist.replica.replica import Replica
+from tfdist.replica.scope import Scope
+from tfdist.rows.lookups import Lookups
+from tfdist.rows.reduction_inference import ReductionInference
+from tfdist.rows.reductions import Reduction
 from tfdist.upstream.keras_model import (
     global_generator,
     is_seed,

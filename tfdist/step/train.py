@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.patches.keras_patches import keras_patched
+from tfdist.replica.options import StepOptions
 from tfdist.step.accumulation import GradientAccumulation
 from tfdist.step.forward_backward import ReplicaOutputs, forward_backward
-from tfdist.step.keras_patches import keras_patched
 from tfdist.step.loss_scaling import Scaling
-from tfdist.step.options import StepOptions
 from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy

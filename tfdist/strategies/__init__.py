@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
+from tfdist.cluster.remote.names import names_remote
 from tfdist.errors import ConfigurationError, did_you_mean
-from tfdist.remote.names import names_remote
 from tfdist.strategies import mesh as meshes
 from tfdist.strategies.declaration import Declaration as Declaration
 from tfdist.strategies.declaration import Option as Option

@@ -24,15 +24,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.cluster.remote import connection
+from tfdist.cluster.watchdog import device_servers, start_up
 from tfdist.errors import UnsupportedModelError
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
-from tfdist.remote import connection
 from tfdist.strategies import batches, inner_loop
 from tfdist.strategies.batches import num_rows
 from tfdist.strategies.replica_sync import FullReplicaSync, ReplicaSync
 from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
-from tfdist.watchdog import device_servers, start_up
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]

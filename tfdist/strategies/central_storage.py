@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster.remote import connection
 from tfdist.devices import resolve
-from tfdist.remote import connection
 from tfdist.strategies.tf_distribute import TFDistribute
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from tfdist.remote import connection
+from tfdist.cluster.remote import connection
 from tfdist.strategies import clock
 from tfdist.strategies.batches import Element, Share, combined_checksum
 from tfdist.upstream.tensorflow_calls import RepeatedCalls

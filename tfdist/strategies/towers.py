@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster.remote import connection
 from tfdist.devices import resolve
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import fused, local_sum
-from tfdist.remote import connection
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.replica_threads import ReplicaThreads
 

@@ -12,7 +12,7 @@ from tfdist.config import TrainConfig
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError
 from tfdist.run import flags
-from tfdist.verify.__main__ import main
+from tfdist.tools.verify.__main__ import main
 
 RULES = {"hidden/kernel": [None, "model"], "logits/kernel": ["model", None]}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import keras
 
+from tfdist.cluster.remote import connection
 from tfdist.errors import ConfigurationError
-from tfdist.remote import connection
 from tfdist.strategies.pipeline import bubble, costs
 from tfdist.strategies.pipeline.schedule import device_of, draw_timeline, micro_batches_in_memory
 from tfdist.strategies.pipeline.stages import (

@@ -14,10 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.remote import connection
 from tfdist.devices import colocate_with_inputs
 from tfdist.groups import agreement
 from tfdist.groups.fusion import by_device, local_sum
-from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.pipeline import planning

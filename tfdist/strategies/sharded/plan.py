@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.remote import connection
 from tfdist.groups.base import shard_sizes
-from tfdist.remote import connection
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import ShardedVariable

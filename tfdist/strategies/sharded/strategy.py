@@ -17,13 +17,13 @@ import keras
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.cluster.remote import connection
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups import agreement, buckets
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.collective import CollectiveGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.groups.horovod import HorovodGroup
-from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches, inner_loop, mirrored_variables
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.horovod import device_of_rank

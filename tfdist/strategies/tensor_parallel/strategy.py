@@ -17,10 +17,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.remote import connection
 from tfdist.devices import colocate_with_inputs
 from tfdist.errors import TooFewDevicesError
 from tfdist.groups.fusion import by_device
-from tfdist.remote import connection
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.processes import join_processes

@@ -1,0 +1,120 @@
+"""Relayed output of processes, line by line, and its last error."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.starting import command, piped
+from tfdist.cluster.launcher import processes
+from tfdist.cluster.launcher.output import Relay
+from tfdist.cluster.launcher.plan import Process
+from tfdist.cluster.launcher.processes import Streams
+
+FOR_EVER = "while True: print('line', flush=True)"
+
+
+def relayed(code: str, name: str = "3") -> tuple[str, str, Relay]:
+    """Returns the relayed output and errors of a program, and the relay."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "ascii") for _ in range(2))
+    relay = Relay(name, out, err)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with child:
+        relay.start(child)
+        child.wait(60)
+        relay.join(60)
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    return texts[0], texts[1], relay
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (b"one\ntwo", "[3] one\n[3] two\n"),
+        (b"", ""),
+        (b"10%\r50%\r100%\n", "[3] 100%\n"),
+        (b"windows\r\n", "[3] windows\n"),
+        ("\u2502".encode(), "[3] ?\n"),  # on a terminal that cannot encode it
+        (b"\xff\n", "[3] ?\n"),
+    ],
+)
+def test_lines_are_prefixed_and_encoded(written: bytes, shown: str) -> None:
+    out, err, _ = relayed(f"import sys; sys.stdout.buffer.write({written!r})")
+    assert (out, err) == (shown, "")
+
+
+def test_lines_without_a_name_have_no_prefix() -> None:
+    assert relayed("print('a')", name="")[0] == "a\n"
+
+
+@pytest.mark.parametrize("rank", ["", "[1] ", "[1,0]<stderr>: "])
+def test_omits_tensorflow_startup_messages(rank: str) -> None:
+    notes = [
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795315473.848336   20687 port.cc:153] oneDNN custom operations are on.",
+        "E0000 00:00:1795315473.848336   20687 cuda_blas.cc:9] an error",
+    ]
+    code = f"import sys; print(*{[rank + note for note in notes]}, sep='\\n', file=sys.stderr)"
+    _, err, relay = relayed(code, name="")
+    assert err.splitlines() == [rank + notes[2]]
+    assert relay.error_output() == rank + notes[2]
+
+
+def test_reported_failure_is_the_last_traceback() -> None:
+    code = """
+import sys, traceback
+for text in ("first", "second"):
+    try:
+        raise ValueError(text)
+    except ValueError:
+        traceback.print_exc()
+"""
+    words = relayed(code)[2].error_output()
+    assert words.startswith("Traceback")
+    assert words.endswith("ValueError: second")
+    assert "first" not in words
+
+
+def test_reported_failure_of_one_rank_among_several() -> None:
+    code = """
+import sys
+lines = ["[0] noise", "[1] Traceback (most recent call last):", "[0] noise", "[1] Error: x"]
+print(*lines, sep="\\n", file=sys.stderr)
+"""
+    words = relayed(code)[2].error_output()
+    assert words.splitlines() == ["[1] Traceback (most recent call last):", "[1] Error: x"]
+
+
+def test_reported_failure_without_a_traceback_is_the_last_lines() -> None:
+    words = relayed("import sys\nfor i in range(30): print(i, file=sys.stderr)")[2].error_output()
+    assert words.splitlines() == [str(number) for number in range(20, 30)]
+
+
+class SlowStream(io.StringIO):
+    """A stream whose reader takes no line for a while."""
+
+    def write(self, text: str) -> int:
+        if not self.getvalue():
+            time.sleep(1.5)
+        return super().write(text)
+
+
+def test_slow_reader_gets_the_last_lines() -> None:
+    line, out = (sys.executable, "-c", "print('first'); print('last')"), SlowStream()
+    assert processes.run([Process("0", line)], grace=1, streams=Streams(out=out)) is None
+    assert out.getvalue() == "[0] first\n[0] last\n"
+
+
+def test_exits_when_output_is_closed() -> None:
+    line = command("--", sys.executable, "-c", FOR_EVER)
+    with piped(*line, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() in ("[0] line\n", "[1] line\n")
+        process.stdout.close()  # as `head` does
+        assert process.wait(60) != 0

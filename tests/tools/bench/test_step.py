@@ -1,0 +1,118 @@
+"""The step benchmark: that it runs and writes results, not its speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import starting
+from tfdist.tools.bench.__main__ import main
+
+CONTENDERS = [
+    "tfdist", "tfdist, every batch", "by hand", "Keras", "Keras, every batch", "Keras, in graph",
+]  # fmt: skip
+
+
+def run(
+    folder: Path, *arguments: str, program: str = "tfdist.tools.bench", code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark; skips the test if it needs network namespaces, which are not allowed."""
+    done = starting.run(sys.executable, "-m", program, *arguments, cwd=folder, code=None)
+    if "cannot create two hosts" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def test_help_of_one_benchmark_needs_no_tensorflow(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was imported')")
+    (tmp_path / "keras.py").write_text("raise SystemExit('Keras was imported')")
+    done = run(tmp_path, "step", "--help")  # -m puts the working folder first on the path
+    assert "--models {mlp,cnn,resnet," in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stap"], "stap"),
+        (["step", "--models", "vgg"], "mlp, cnn, resnet"),
+        (["step", "--rounds", "0"], "rounds"),
+    ],
+)
+def test_invalid_flag_prints_two_lines(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = run(tmp_path, *arguments, code=1)
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize("model", ["mlp", pytest.param("resnet", marks=pytest.mark.long)])
+def test_smoke_measures_every_contender(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "step.json"
+    assert main(["step", "--smoke", "--models", model, "--json", str(results)]) == 0
+    document = json.loads(results.read_text())
+    assert document["benchmark"] == "step"
+    assert {"cores", "versions", "share_of_other_processes"} <= document["machine"].keys()
+    cases = [(result["model"], result["replicas"]) for result in document["results"]]
+    assert cases == [(model, 1), (model, 2)]
+    for result in document["results"]:
+        contenders = result["contenders"]
+        assert list(contenders) == CONTENDERS
+        for name, own in contenders.items():
+            assert len(own["samples_ms"]) == result["rounds"]
+            assert own["examples_per_s"]["median"] > 0
+            assert own["first_loss"] == pytest.approx(contenders["tfdist"]["first_loss"], rel=1e-3)
+            assert ("tfdist_ratio" in own) == (name != "tfdist")
+        assert contenders["by hand"]["tfdist_ratio"]["goal"] == 1.05
+    assert "the losses of the variants differ" not in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_smoke_measures_evaluations_and_predictions(tmp_path: Path) -> None:
+    run(
+        tmp_path, "step", "--smoke", "--models", "mlp", "--what", "evaluate", "predict",
+        "--json", "step.json",
+    )  # fmt: skip
+    results = json.loads((tmp_path / "step.json").read_text())["results"]
+    assert [(r["what"], r["replicas"]) for r in results] == [
+        (what, replicas) for replicas in (1, 2) for what in ("evaluate", "predict")
+    ]
+    for result in results:
+        losses = [own["first_loss"] for own in result["contenders"].values()]
+        assert losses == pytest.approx(losses[:1] * len(losses), rel=1e-3)
+        assert ("by hand" in result["contenders"]) == (result["replicas"] == 1)
+
+
+@pytest.mark.long
+def test_smoke_measures_the_checks_between_workers(tmp_path: Path) -> None:
+    line = ["step", "--smoke", "--models", "mlp", "--what", "checks", "--json", "step.json"]
+    run(tmp_path, *line)
+    (result,) = json.loads((tmp_path / "step.json").read_text())["results"]
+    assert (result["what"], result["replicas"]) == ("checks", 2)
+    contenders = result["contenders"]
+    assert list(contenders) == ["tfdist", "checks off"]
+    assert contenders["checks off"]["tfdist_ratio"]["goal"] == 1.05
+    assert contenders["checks off"]["first_loss"] == contenders["tfdist"]["first_loss"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_smoke_measures_mixed_precision(precision: str, tmp_path: Path) -> None:
+    line = ["step", "--smoke", "--models", "mlp", "--replicas", "1", "--batch", "16"]
+    run(tmp_path, *line, "--precision", precision, "--json", "step.json")
+    (result,) = json.loads((tmp_path / "step.json").read_text())["results"]
+    assert (result["precision"], result["batch_size"]) == (precision, 16)
+    losses = [own["first_loss"] for own in result["contenders"].values()]
+    assert losses == pytest.approx(losses[:1] * len(losses), rel=2e-2)
+
+
+@pytest.mark.long
+def test_profile_compares_the_two_graphs(tmp_path: Path) -> None:
+    done = run(tmp_path, "step", "--smoke", "--models", "mlp", "--replicas", "1", "--profile")
+    for words in ("operations with tfdist", "microseconds per step", "tf.data"):
+        assert words in done.stdout

@@ -1,0 +1,54 @@
+"""The doctor's lines on installed packages."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+import pytest
+
+from tfdist.tools.doctor import versions
+from tfdist.tools.doctor.check import Check
+
+NEEDED = ["numpy>=2,<3", "keras>=3.15,<3.16", "somelib>=1", "torch>=2; extra == 'others'"]
+FOUND = {"numpy": "2.4.6", "keras": "3.14.0"}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name not in FOUND:
+            raise metadata.PackageNotFoundError(name)
+        return FOUND[name]
+
+    monkeypatch.setattr(metadata, "requires", lambda _: NEEDED)
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def lines() -> dict[str, Check]:
+    return {check.name: check for check in versions.checks()}
+
+
+def test_compatible_versions_pass() -> None:
+    assert lines()["numpy"] == Check("numpy", "2.4.6")
+
+
+def test_incompatible_version_reports_the_requirement() -> None:
+    check = lines()["keras"]
+    assert check.state == "wrong"
+    assert check.value.startswith("3.14.0, but tfdist was tested with ")
+    assert check.fix == "pip install 'keras<3.16,>=3.15'"
+
+
+def test_missing_package_fails_unless_it_is_optional() -> None:
+    assert lines()["somelib"] == Check(
+        "somelib", "not installed", "wrong", "pip install 'somelib>=1'"
+    )
+    assert "torch" not in lines()
+
+
+def test_uninstalled_tfdist_still_names_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    assert {"python", "tfdist", "tensorflow", "keras", "numpy"} == set(lines())

@@ -1,0 +1,173 @@
+"""The memory plan: small graphs computed by hand, and the command."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tfdist.console import sizes
+from tfdist.tools.plan import __main__ as plan
+from tfdist.tools.plan import graph, liveness, step_graph
+from tfdist.tools.plan.devices import ReplicaPlanner, ReplicatedStep
+from tfdist.tools.plan.graph import Operation
+from tfdist.tools.plan.liveness import Allocator
+from tfdist.tools.plan.network import Network
+
+KB = 1 << 10
+
+
+def test_allocator_does_not_split_slightly_larger_chunks() -> None:
+    allocator = Allocator()
+    first = allocator.allocate(1000 * KB)
+    allocator.allocate(1)
+    assert allocator.in_use == 1000 * KB + 256
+    allocator.free(first)
+    again = allocator.allocate(600 * KB)
+    assert again == first  # less than twice as large: not split
+    allocator.free(again)
+    assert allocator.allocate(400 * KB).size == 400 * KB
+    assert allocator.peak == 1000 * KB + 256
+
+
+def test_allocator_merges_free_chunks() -> None:
+    allocator = Allocator()
+    chunks = [allocator.allocate(512 * KB) for _ in range(3)]
+    for chunk in (chunks[0], chunks[2], chunks[1]):
+        allocator.free(chunk)
+    assert allocator.in_use == 0
+    assert allocator.allocate(2048 * KB).start == chunks[0].start
+
+
+def test_tensors_live_until_their_last_reader() -> None:
+    size = 256 * KB
+    operations = {
+        "x": Operation("Conv2D", [], [], [size]),
+        "seen": Operation("Reshape", [("x", 0)], [], [size], alias=True),
+        "over": Operation("Relu", [("seen", 0)], [], [size], in_place=True),
+        "kept": Operation("Conv2D", [("over", 0)], [], [size]),
+        "last": Operation("Relu", [("kept", 0)], [], [size], in_place=True),
+        "both": Operation("MatMul", [("over", 0), ("last", 0)], ["last"], [4]),
+    }
+    order = graph.execution_order(operations)
+    assert liveness.peaks(operations, order, {"": []})[""] == (2 * size + 256, "both")
+    held = liveness.peaks(operations, order, {"": [size, size]})[""]
+    assert held.num_bytes == 4 * size + 256
+
+
+def test_devices_hold_copies_of_remote_tensors() -> None:
+    size = 256 * KB
+    operations = {
+        "weight": Operation("ReadVariableOp", [], [], [size], uncounted=True, device="a"),
+        "x": Operation("Conv2D", [("weight", 0)], [], [size], device="a"),
+        "y": Operation("MatMul", [("x", 0), ("weight", 0)], [], [4], device="b"),
+        "z": Operation("MatMul", [("x", 0), ("y", 0)], [], [4], device="b"),
+    }
+    moved = graph.with_transfers(operations)
+    found = liveness.peaks(moved, graph.execution_order(moved), {"a": [size], "b": []})
+    assert found["a"].num_bytes == 2 * size
+    assert found["b"].num_bytes == 2 * size + 256  # copies of x and weight, and y
+    one = graph.on_one_device(operations)
+    together = liveness.peaks(one, graph.execution_order(one), {"": [size]})
+    assert together[""].num_bytes == 2 * size + 2 * 256
+
+
+@pytest.fixture(scope="module")
+def step() -> ReplicatedStep:
+    return ReplicatedStep(Network("mlp", (512,), 8, settings={"units": (1024, 1024)}))
+
+
+def test_variables_are_counted(step: ReplicatedStep) -> None:
+    weights = 4 * (512 * 1024 + 1024 + 1024 * 1024 + 1024 + 1024 * 8 + 8)
+    (one,) = ReplicaPlanner(step, "one_device", 4).devices(64)
+    assert one.weights == one.gradients == weights
+    assert 2 * weights <= one.optimizer <= 2 * weights + 64
+    assert one.total >= 4 * weights
+    replica, server = ReplicaPlanner(step, "parameter_server", 4).devices(64)
+    assert (replica.optimizer, server.activations) == (0, 0)
+    assert server.weights == weights
+
+
+def test_largest_batch_fits_and_the_next_does_not(step: ReplicatedStep) -> None:
+    capacity = 64 << 20
+    mirrored = ReplicaPlanner(step, "mirrored", 4)
+    largest = mirrored.largest_batch(capacity)
+    assert largest % 4 == 0
+    assert mirrored.devices(largest)[0].total <= capacity
+    assert mirrored.devices(largest + 4)[0].total > capacity
+    assert ReplicaPlanner(step, "one_device", 4).largest_batch(1 << 20) == 0
+
+
+def test_command_writes_its_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "memory.csv"
+    step = "memory --model cnn --input 16,16,3 --batch-size 64 --devices 2"
+    line = f"{step} --precision mixed_float16 --card 4GB"
+    assert plan.main([*line.split(), "--table", str(table)]) == 0
+    assert "global batch of 64" in capsys.readouterr().out
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["strategy"] for row in rows} >= {"one_device", "mirrored", "parameter_server"}
+    assert int(rows[0]["largest batch"]) > 64
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices"),
+    [
+        ("pipeline", ["stage 1", "stage 2"]),
+        pytest.param("tensor_parallel", ["device 1", "device 2"], marks=pytest.mark.long),
+        pytest.param("sharded", ["device 1", "device 2"], marks=pytest.mark.long),
+    ],
+)
+def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path: Path) -> None:
+    table = tmp_path / "memory.csv"
+    line = "memory --model mlp --input 64 --classes 10 --batch 30 --devices 2 --set units=[512]"
+    line += f" --strategy {strategy} --shard parameters --micro-batches 2 --card 2GB"
+    assert plan.main([*line.split(), "--table", str(table)]) == 0
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["device"] for row in rows] == devices
+    alone = 4 * (64 * 512 + 512 + 512 * 10 + 10)
+    assert sum(sizes.num_bytes(row["weights"]) for row in rows) == pytest.approx(alone, rel=0.02)
+    assert int(rows[0]["largest batch"]) > 30
+
+
+def test_activations_of_a_pipeline_follow_its_order(tmp_path: Path) -> None:
+    found = {}
+    for order in ("gpipe", "1f1b", "interleaved", "zb"):
+        table = tmp_path / f"{order}.csv"
+        line = "memory --model mlp --input 64 --classes 10 --batch 8000 --devices 2"
+        line += " --set units=[128,128,128,128] --strategy pipeline --micro-batches 8"
+        assert plan.main([*line.split(), "--order", order, "--table", str(table)]) == 0
+        with table.open() as file:
+            found[order] = sizes.num_bytes(next(csv.DictReader(file))["activations"])
+    assert found["1f1b"] < found["interleaved"] < found["gpipe"]
+    # All forward passes of a stage with two layers: their inputs and outputs of 8000 rows.
+    assert found["gpipe"] > 4 * 8000 * 2 * 128
+
+
+def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> None:
+    network = Network("cnn", (16, 16, 3), 10)
+    (planned,) = ReplicaPlanner(ReplicatedStep(network), "one_device", 1).devices(64)
+    assert 0.67 < step_graph.grappler_estimate(network, 64) / planned.total < 1.5
+    line = ["memory", "--model", "mlp", "--input", "64", "--batch-size", "8", "--grappler"]
+    assert plan.main(line) == 0
+    assert "Grappler's estimate for one device with a batch of 8: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("memory --strategy pipeline", "--strategy pipeline splits a model over several devices"),
+        ("memory --model resnet05", "got 'resnet05'. Did you mean resnet50?"),
+        ("memory --card many", "--card 'many': expected a size like 24GB"),
+        ("memory --card 24", "--card 24: not more than --reserve 1800MiB, so nothing is left"),
+        ("memory --table a.txt", "a.txt: expected a name that ends with .md or .csv"),
+        ("memory --input a,b", "--input a,b: expected numbers like 224,224,3"),
+        ("memory --model cnn --input 8", "--model cnn cannot be built with --input 8"),
+        ("memory --model mlp --set dept=3", "got an unexpected keyword argument 'dept'"),
+    ],
+)
+def test_invalid_flags_raise(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main(line.split()) == 1
+    assert message in capsys.readouterr().err

@@ -1,1 +1,0 @@
-"""`python -m tfdist.bench`: benchmarks to run on your own machines."""

@@ -1,0 +1,229 @@
+"""Static analysis of a custom step: reductions that hold for all weights and rows.
+
+The step is traced on a batch with any number of rows, and never run. The gradients of a loss that
+is a mean over rows are means, too, so it is the loss that is analyzed and not its gradients. From
+there on, gradients are what all replicas have after the all-reduce: the same numbers. So are the
+results of metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
+from tfdist.custom_step.trial import StepFn, flat_logs
+from tfdist.patches import batch_norm
+from tfdist.rows.dependence import FREE, MIXED, Dependence, worst
+from tfdist.rows.lookups import LookupKind, kind_of_lookups
+from tfdist.rows.reductions import (
+    NotReducibleError,
+    Reduction,
+    not_reducible,
+    reduction_of,
+    reduction_of_change,
+)
+from tfdist.rows.traced import TracedForward, added_to
+from tfdist.step.loss_scaling import Scaling
+from tfdist.upstream import keras_model
+from tfdist.upstream.keras_losses import losses_of_one_device
+
+
+class TracedStep:
+    """The traced step, and the reductions that follow from it.
+
+    Args:
+        model: A built model.
+        known: All variables that its step may change.
+        step: Its `train_step` or `test_step`.
+        scalings: The scaling of each optimizer that scales its loss, by id.
+        batch: The first global batch.
+
+    Attributes:
+        num_gradients: How often the step computes gradients.
+        assigned: Variables to which it assigns.
+
+    Raises:
+        NotReducibleError: The step cannot be traced, or its loss contains gradients of weights.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        known: Sequence[keras.Variable],
+        step: StepFn,
+        scalings: Mapping[int, Scaling],
+        batch: Any,
+    ) -> None:
+        if getattr(model, "run_eagerly", False):
+            raise NotReducibleError("run_eagerly=True lets it do what a graph does not show")
+        metrics = [v for m in keras_model.metrics_of(model) for v in m.variables]
+        run = _TracingRun({id(v) for v in metrics})
+
+        def compute(rows: Any) -> None:
+            values = [(v, tf.identity(tf.convert_to_tensor(v))) for v in known]
+            run.starts = {id(v): value for v, value in values}
+            scope = CustomStepScope(values, run, scalings, trial=True)
+            with scope, patched_for_custom_step(model), losses_of_one_device():
+                logs = flat_logs(step(rows))
+                self._logs = {name: tf.convert_to_tensor(log) for name, log in logs.items()}
+                for variable in metrics:
+                    run.end_of_metric(scope, variable)
+            self._scope, self._ends = scope, dict(scope.state_mapping)
+
+        try:
+            # The graph lives as long as the traced forward pass.
+            self._traced = TracedForward(
+                model, batch, training=True, compute=compute, known=run.known
+            )
+        except ValueError as error:
+            raise NotReducibleError(str(error)) from error
+        if run.inner:
+            raise NotReducibleError("its loss contains gradients of weights")
+        self._run, self._analysis = run, self._traced.analysis
+        self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        self.num_gradients = len(run.targets)
+        self.assigned = list(self._scope.assigned.values())
+
+    def gradient(self, number: int) -> Reduction:
+        """Returns the reduction of the gradients that the step computes as the n-th ones.
+
+        Raises:
+            NotReducibleError: They are neither means nor sums, or not known to be.
+        """
+        if (targets := self._run.targets[number]) is None:
+            raise NotReducibleError(f"its gradient number {number} is of more than a loss")
+        return self._one(f"its gradient number {number}", map(self._analysis.of, targets))
+
+    def alike(self, number: int) -> frozenset[int]:
+        """Returns the places of variables of which the n-th gradient has the same slices anywhere.
+
+        Raises:
+            NotReducibleError: Some slices of a variable are, others are not.
+        """
+        found = set()
+        for place, indices in self._run.indices[number].items():
+            kind = kind_of_lookups(indices, self._analysis)
+            if kind is LookupKind.ALIKE:
+                found.add(place)
+            elif kind is not LookupKind.PER_ROW:
+                what = f"the lookup of its gradient number {number}"
+                value = worst([self._analysis.of(indices)]) or MIXED
+                raise not_reducible(what, self._analysis, value)
+        return frozenset(found)
+
+    def log(self, name: str) -> Reduction:
+        """Returns the reduction of a log.
+
+        Raises:
+            NotReducibleError: It is neither a mean nor a sum, or not known to be one.
+        """
+        log = self._logs[name]
+        if any(log is result for result in self._scope.results):
+            return Reduction.SAME
+        value = self._analysis.of(log)
+        return reduction_of(f"its log {name!r}", self._analysis, value)
+
+    def state(self, variable: keras.Variable) -> Reduction:
+        """Returns the reduction of the change of a variable.
+
+        Raises:
+            NotReducibleError: It is neither a mean nor a sum, or not known to be one.
+        """
+        key, is_float = id(variable), variable.value.dtype.is_floating
+        what = f"the update of {variable.path!r}"
+        if key in self._statistics:  # each replica's own by definition
+            return Reduction.MEAN
+        if key in self._run.changes:
+            return self._metric(what, self._run.changes[key], is_float)
+        if key not in self._run.starts:
+            raise NotReducibleError(f"{what} happens in some steps only")
+        new = self._ends[key]
+        if self._analysis.of(new).is_plain:
+            # The update of an optimizer is the same on all replicas, as are integers.
+            is_same = key in self._scope.by_optimizers or not is_float
+            return Reduction.SAME if is_same else Reduction.MEAN
+        return reduction_of_change(what, self._analysis, self._run.starts[key], new)
+
+    def _metric(self, what: str, pairs: list[tuple[Any, Any]], is_float: bool) -> Reduction:
+        """Returns the reduction of what is added to a metric's variable, which starts at zero."""
+        values: list[Dependence] = []
+        for start, new in pairs:
+            if (added := added_to(start, new)) is None:
+                found = worst([self._analysis.of(new)]) or MIXED
+                raise not_reducible(what, self._analysis, found)
+            values += [self._analysis.of(each) for each in added]
+        values = [value for value in values if not value.is_zero]
+        if all(value.is_plain for value in values) and not is_float:
+            return Reduction.SAME
+        return self._one(what, values) if values else Reduction.SUM
+
+    def _one(self, what: str, values: Iterable[Dependence]) -> Reduction:
+        """Returns the one reduction of several values."""
+        kinds = {reduction_of(what, self._analysis, value) for value in values}
+        if len(kinds) != 1:
+            raise NotReducibleError(f"{what} is partly a mean, partly a sum over rows")
+        return kinds.pop()
+
+
+class _TracingRun(LocalRun):
+    """The run of a step that is traced: notes what the replicas of a real run would exchange.
+
+    Args:
+        metrics: Ids of the metrics' variables.
+
+    Attributes:
+        targets: What the step differentiates, for each gradient; None if that is not all.
+        indices: Indices of the gradients that are `tf.IndexedSlices`, by place, for each gradient.
+        known: Tensors that are the same on all replicas after an exchange.
+        inner: Whether a loss contains gradients of variables.
+        starts: Values of variables at the beginning, and of metrics after their last result, by id.
+        changes: Values of the metrics' variables before and after the step's updates, by id.
+    """
+
+    def __init__(self, metrics: Collection[int]) -> None:
+        self._metrics = metrics
+        self.targets: list[list[tf.Tensor] | None] = []
+        self.indices: list[dict[int, tf.Tensor]] = []
+        self.known: list[tuple[tf.Tensor, Dependence]] = []
+        self.inner = False
+        self.starts: dict[int, tf.Tensor] = {}
+        self.changes: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
+
+    def gradients(
+        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+    ) -> list:
+        self.inner |= inner
+        own = compute()
+        slices = {i: g for i, g in enumerate(own) if isinstance(g, tf.IndexedSlices)}
+        self.indices.append({place: each.indices for place, each in slices.items()})
+        self.targets.append(targets)
+        return [None if g is None else self._exchanged(g) for g in own]
+
+    def result(
+        self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
+    ) -> Any:
+        for variable in metric.variables:
+            self.end_of_metric(scope, variable)
+        return tf.nest.map_structure(self._exchanged, compute())
+
+    def end_of_metric(self, scope: CustomStepScope, variable: keras.Variable) -> None:
+        """Notes the change of a metric's variable, which begins at another value from here on."""
+        key = id(variable)
+        if key not in self._metrics or key not in scope.pending:
+            return
+        self.changes.setdefault(key, []).append((self.starts[key], scope.state_mapping[key]))
+        scope.state_mapping[key] = self.starts[key] = self._exchanged(scope.state_mapping[key])
+        scope.pending.discard(key)
+
+    def _exchanged(self, value: Any) -> Any:
+        """Returns a tensor as it is after an exchange: the same on all replicas."""
+        if isinstance(value, tf.IndexedSlices):
+            values, indices = self._exchanged(value.values), self._exchanged(value.indices)
+            return tf.IndexedSlices(values, indices, value.dense_shape)
+        value = tf.identity(value)
+        self.known.append((value, FREE))
+        return value

@@ -1,1 +1,0 @@
-// Stands in for TensorFlow's header of this name: see the README of tfdist/install_horovod.

@@ -1,0 +1,387 @@
+"""The compiled functions of one model under one strategy, created when the data is known."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import compile_cache
+from tfdist.custom_step import trial
+from tfdist.custom_step.step import CustomStep
+from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, TfdistError
+from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.outputs import Outputs, OutputsFn
+from tfdist.model_setup import build, create
+from tfdist.precision import policy
+from tfdist.replica.options import StepOptions
+from tfdist.rows.full_batch import full_batch_reason
+from tfdist.rows.lookups import Lookups
+from tfdist.rows.reduction_inference import ReductionInference
+from tfdist.step.accumulation import GradientAccumulation
+from tfdist.step.evaluate import EvaluateStep
+from tfdist.step.loss_scaling import Scaling
+from tfdist.step.state import ForwardState
+from tfdist.step.train import TrainStep
+from tfdist.strategies import inner_loop
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.inner_loop import Logs, LoopResult, Step
+from tfdist.strategies.replica_sync import ReplicaSync
+from tfdist.upstream.keras_losses import seeds_of_compiled
+from tfdist.upstream.keras_model import compile_config, overrides
+from tfdist.upstream.keras_optimizers import optimizers_of
+
+#: Keras's names of its loops, as in the names of callbacks' methods.
+Loop = Literal["train", "test", "predict"]
+
+#: Runs up to a number of steps, each on a batch of the iterator. Returns the number of steps and
+#: other results, and the logs after the last step.
+StepsFn = Callable[[Iterator[Any], int], tuple[LoopResult, Logs]]
+
+
+class CompiledFunctions:
+    """Traces the functions that compute on the replicas, and caches them.
+
+    Args:
+        model: A model that was created in the strategy's scope.
+        strategy: Runs the steps.
+        options: Options of the steps.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
+        self._compilation: Any = None
+        self._steps: dict[tuple[bool, ...], StepsFn] = {}
+        # Functions for other data share a step, and with it the accumulated gradients.
+        self._train_step: TrainStep | None = None
+        self._evaluate_step: EvaluateStep | None = None
+        # IDs of the trainable variables of a training step that has not run yet.
+        self._trainable: list[int] | None = None
+        self._outputs = Outputs(model, strategy)
+        self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
+        self._custom_steps = CustomSteps(model, strategy, options)
+        # The IDs of the variables, and the object that re-synchronizes them.
+        self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
+
+    def train(self, data: DataHandler, one_by_one: bool = False) -> StepsFn:
+        """Returns the inner loop of training, or a new one if the model was compiled again.
+
+        Args:
+            data: The data.
+            one_by_one: Whether all calls make one step.
+        """
+        return self._inner_loop(data, one_by_one, training=True)
+
+    def evaluate(self, data: DataHandler, one_by_one: bool = False) -> StepsFn:
+        """Returns the inner loop of evaluation, as `train`."""
+        return self._inner_loop(data, one_by_one, training=False)
+
+    def predict(self, data: DataHandler) -> OutputsFn:
+        """Returns the function that computes the outputs for batches."""
+        needs_full_batch = self._full_batch_reason(data, "predict") is not None
+        self._strategy.place(self._model)
+        is_first = not (self._steps or self._outputs.is_traced)
+        if is_first and self._model.compiled and self._strategy.stops_together:
+            self._strategy.prepare(self._model, optimizers_of(self._model))
+        return self._outputs.function(data, needs_full_batch)
+
+    def sync_copies(self) -> None:
+        """Re-synchronizes the replicas after user code may have changed the model."""
+        self._strategy.sync_copies(self._all_variables())
+
+    def frequent_sync(self) -> ReplicaSync:
+        """Returns a faster `sync_copies` for repeated calls. The variables must be in sync now."""
+        variables = self._all_variables()
+        ids = _ids(variables)
+        if self._frequent_sync is None or self._frequent_sync[0] != ids:
+            self._frequent_sync = ids, self._strategy.frequent_sync(variables)
+        return self._frequent_sync[1]
+
+    def _all_variables(self) -> list[keras.Variable]:
+        return [v for group in self.variables().values() for v in group]
+
+    def variables(self) -> dict[str, list[keras.Variable]]:
+        """Returns all variables that steps read and write, by owner, each once."""
+        model, groups = self._model, dict[str, list[keras.Variable]]()
+        if model.compiled:
+            groups["metrics"] = model.metrics_variables
+        groups["model"] = model.variables
+        if model.compiled:
+            for number, optimizer in enumerate(optimizers_of(model), 1):
+                groups[f"optimizer {number}"] = optimizer.variables
+        groups["loss scale"] = self._train_step.scaling.variables if self._train_step else []
+        groups["steps"] = self._custom_steps.variables
+        groups["seeds"] = seeds_of_compiled(model) if model.compiled else []
+        seen: set[int] = set()
+        for name, variables in groups.items():
+            new = {id(v): v for v in variables if id(v) not in seen}
+            groups[name] = list(new.values())
+            seen |= new.keys()
+        return groups
+
+    @property
+    def accumulation(self) -> GradientAccumulation | None:
+        """The accumulated gradients of the training step."""
+        return self._train_step.accumulation if self._train_step else None
+
+    def _full_batch_reason(self, data: DataHandler, loop: Loop) -> str | None:
+        """Builds the model's weights, and returns why it needs full batches, if it does."""
+        with policy(self._options.precision):
+            build.build_weights(self._model, self._strategy, data.element_spec)
+        return self._full_batch_mode.for_data(data, loop)
+
+    def _inner_loop(self, data: DataHandler, one_by_one: bool, training: bool) -> StepsFn:
+        model, strategy = self._model, self._strategy
+        self._adopt_compilation()
+        custom_step = self._custom_steps.step(data, training)
+        if custom_step is not None and training and self._options.remat != "none":
+            raise ConfigurationError(
+                f"remat={self._options.remat!r} applies to Keras's own train_step, but "
+                f"{type(model).__name__}.train_step uses its own tapes. Create its layers in a "
+                "keras.RematScope instead."
+            )
+        loop: Loop = "train" if training else "test"
+        reason = self._full_batch_reason(data, loop) if custom_step is None else None
+        if training and self._trainable not in (None, _ids(model.trainable_variables)):
+            self._discard_steps()  # a callback froze weights before the first step, as Keras allows
+        key = (training, data.may_end, data.own_rows, one_by_one)
+        if key not in self._steps:
+            if custom_step is None:
+                with policy(self._options.precision):
+                    build.build_for_training(model, strategy, data.element_spec)
+                strategy.prepare(model, optimizers_of(model))
+            if training and not any(trains for trains, *_ in self._steps):
+                self._trainable = _ids(model.trainable_variables)
+            with strategy.scope():
+                step = custom_step or self._own_step(data, training, reason)
+            self._steps[key] = self._traced(step, data, one_by_one)
+        return self._steps[key]
+
+    def _adopt_compilation(self) -> None:
+        """Discards all steps if the model was compiled again, with another optimizer or loss."""
+        model = self._model
+        if self._compilation is compile_config(model):
+            return
+        self._discard_steps()
+        self._custom_steps.forget()
+        self._frequent_sync = None
+        create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
+        self._compilation = compile_config(model)
+
+    def _discard_steps(self) -> None:
+        self._steps.clear()
+        self._train_step = self._evaluate_step = self._trainable = None
+
+    def _own_step(self, data: DataHandler, training: bool, reason: str | None) -> Step:
+        """Returns the step for a model whose class does not override it, created at first use."""
+        step = self._train_step if training else self._evaluate_step
+        if step is not None:
+            return step
+        model, options = self._model, self._options
+        reductions = ReductionInference(model, data.first_batch)
+        lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
+        state = ForwardState(
+            model,
+            reductions,
+            lookups,
+            options,
+            self._strategy.writes_alone,
+            self._strategy.bucket_bytes,
+        )
+        if not training:
+            self._evaluate_step = EvaluateStep(model, self._strategy, state, options, reason)
+            return self._evaluate_step
+        scaling = Scaling(model.optimizer, options.loss_scale)
+        self._train_step = TrainStep(model, self._strategy, state, scaling, options, reason)
+        return self._train_step
+
+    def _traced(self, step: Step, data: DataHandler, one_by_one: bool) -> StepsFn:
+        """Returns the inner loop of a step, with errors that explain problems with the data.
+
+        Args:
+            step: The step.
+            data: The data.
+            one_by_one: Whether all calls make one step.
+        """
+        model, strategy = self._model, self._strategy
+        if model.jit_compile and not strategy.has_local_variables:
+            warnings.warn(
+                "jit_compile=True is ignored, because XLA cannot read variables on another device, "
+                "as this strategy has them.",
+                stacklevel=7,
+            )
+        in_graph = inner_loop.one_step_in_graph if one_by_one else inner_loop.in_graph
+        loop = inner_loop.eager if model.run_eagerly else in_graph
+        steps = strategy.compile(step, loop, data.may_end, data.own_rows)
+        as_tensor = functools.lru_cache(maxsize=8)(tf.constant)
+
+        def call(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
+            if step.training:
+                self._trainable = None
+            try:
+                # Inside the try block, so that a lost process is not reported as a data error.
+                with strategy.translate_errors():
+                    result, logs = steps(iterator, as_tensor(num_steps))
+            except TfdistError:
+                raise
+            except (ValueError, TypeError, tf.errors.OpError) as error:
+                if (cause := compile_cache.cause_of(error)) is not None:
+                    raise ConfigurationError(cause) from error
+                if isinstance(error, tf.errors.ResourceExhaustedError):
+                    raise OutOfMemoryError(build.out_of_memory_message(error)) from error
+                raise DataError(build.mismatch_message(model, data.element_spec, error)) from error
+            return LoopResult(*(np.asarray(v).item() for v in result)), _as_floats(logs)
+
+        return call
+
+
+class FullBatchMode:
+    """Decides, once for each of Keras's loops, whether a model needs full batches.
+
+    Args:
+        model: The model.
+        strategy: Runs the replicas.
+        accumulate: Number of micro-batches per training step.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Strategy, accumulate: int) -> None:
+        self._model, self._strategy, self._accumulate = model, strategy, accumulate
+        self._reasons: dict[Loop, str | None] = {}
+        self._lookups: Lookups | None = None
+
+    def take_lookups(self) -> Lookups | None:
+        """Returns the lookups that the last decision used, once."""
+        lookups, self._lookups = self._lookups, None
+        return lookups
+
+    def for_data(self, data: DataHandler, loop: Loop) -> str | None:
+        """Returns why the model needs full batches, and sets `full_batches` of the data.
+
+        Args:
+            data: The data, before its first epoch. The model is built.
+            loop: Keras's name of the loop.
+        """
+        if loop not in self._reasons:
+            self._reasons[loop] = self._reason(data, loop)
+        data.full_batches = self._reasons[loop] is not None
+        return self._reasons[loop]
+
+    def _reason(self, data: DataHandler, loop: Loop) -> str | None:
+        training = loop == "train"
+        if self._strategy.num_replicas * (self._accumulate if training else 1) == 1:
+            return None
+        self._lookups = Lookups(self._model, data.first_batch) if training else None
+        try:
+            reason = full_batch_reason(
+                self._model,
+                data.first_batch,
+                training,
+                predicts=loop == "predict",
+                lookups=self._lookups,
+            )
+        except DataError:
+            if not data.own_rows:  # with a dataset per worker, other workers may have data
+                raise
+            reason = None
+        found = self._strategy.gather([reason is not None])
+        if reason is None and np.any(found):
+            reason = "another worker found rows that depend on each other"
+        if reason is not None and reason not in self._reasons.values():
+            warnings.warn(full_batch_warning(reason), stacklevel=2)
+        return reason
+
+
+def full_batch_warning(reason: str) -> str:
+    """Returns the warning about full-batch mode."""
+    return (
+        f"Full-batch mode, because {reason}: every replica computes the full batch. The results "
+        "match one device, but training is no faster."
+    )
+
+
+class CustomSteps:
+    """Creates the steps that a model's class overrides, once for training and once for evaluation.
+
+    Args:
+        model: The model.
+        strategy: Runs the replicas.
+        options: Options of the steps.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
+        self._steps: dict[bool, CustomStep] = {}
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The variables that the steps created so far may change."""
+        return [v for step in self._steps.values() for v in step.variables]
+
+    def forget(self) -> None:
+        """Discards all steps, for a model that was compiled again."""
+        self._steps.clear()
+
+    def step(self, data: DataHandler, training: bool) -> CustomStep | None:
+        """Returns the step that the model's class overrides, and sets `full_batches` of the data.
+
+        Args:
+            data: The data, before its first epoch.
+            training: Whether to train or to evaluate.
+
+        Returns:
+            None if the class does not override it.
+
+        Raises:
+            ConfigurationError: `accumulate` is above 1.
+            UnsupportedModelError: The step cannot run on several replicas.
+        """
+        name = "train_step" if training else "test_step"
+        if not overrides(self._model, name):
+            return None
+        if training not in self._steps:
+            self._steps[training] = self._make(data, training, name)
+        data.full_batches = self._steps[training].full_batch_reason is not None
+        return self._steps[training]
+
+    def _make(self, data: DataHandler, training: bool, name: str) -> CustomStep:
+        model, strategy, owner = self._model, self._strategy, type(self._model).__name__
+        options = self._options
+        if training and options.accumulate > 1:
+            raise ConfigurationError(
+                f"accumulate={options.accumulate} is not supported, because {owner}.{name} "
+                "computes a whole step. Set gradient_accumulation_steps of its optimizers instead."
+            )
+        if compile_config(model).config.get("jit_compile") is True:
+            warnings.warn(
+                f"jit_compile=True is ignored, because XLA cannot compile the all-reduces in the "
+                f"tapes and optimizers of {owner}.{name}.",
+                stacklevel=6,
+            )
+        first_batch = functools.cache(data.first_batch)
+        with policy(options.precision):
+            built = trial.build(model, strategy, name, first_batch())
+        strategy.prepare(model, optimizers_of(model))
+        with strategy.scope():
+            step = CustomStep(model, built, strategy, training, first_batch, options)
+        if step.full_batch_reason:
+            reason = (
+                f"{owner}.{name} cannot be computed on per-replica batches "
+                f"({step.full_batch_reason})"
+            )
+            warnings.warn(full_batch_warning(reason), stacklevel=6)
+        return step
+
+
+def _ids(variables: Iterable[keras.Variable]) -> list[int]:
+    return [id(v) for v in variables]
+
+
+def _as_floats(logs: Logs) -> Logs:
+    """Converts scalars to Python floats. A metric with several values stays an array."""
+    arrays = {name: np.asarray(value) for name, value in logs.items()}
+    return {name: float(a) if a.ndim == 0 else a for name, a in arrays.items()}

@@ -1,0 +1,1 @@
+"""What replaces a function of Keras or TensorFlow while replicas are traced."""

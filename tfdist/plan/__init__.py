@@ -1,1 +1,0 @@
-"""`python -m tfdist.plan`: predicts the memory and the scaling of a training run."""

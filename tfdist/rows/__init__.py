@@ -1,0 +1,1 @@
+"""May the rows of a batch be split? The static analysis of traced graphs."""

@@ -1,0 +1,134 @@
+"""Detects models in which the rows of a batch depend on each other: they need full batches.
+
+A layer may subtract the batch's mean, an output may hold the distances between all pairs of rows,
+and a number of rows may be hard-coded in the model. Such a model cannot be computed on parts of a
+batch. Models that are made of Keras's own layers are known to be row by row. The forward pass of
+others is traced, and the axis of the rows is followed through the graph (`row_analysis.py`). A
+model gets full batches unless this proves that its rows are independent, for all weights and rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.patches import batch_norm
+from tfdist.rows.dependence import FREE, MIXED
+from tfdist.rows.keras_layers import has_only_row_by_row_layers
+from tfdist.rows.lookups import Lookups
+from tfdist.rows.reduction_inference import ReductionInference
+from tfdist.rows.reductions import NotReducibleError, unknown_operations
+from tfdist.rows.traced import TracedForward, change_is_sum
+from tfdist.strategies.batches import uneven
+from tfdist.upstream import keras_model
+
+logger = logging.getLogger(__name__)
+
+#: Operations that may look up rows of a weight.
+_LOOKUPS = {"Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"}
+
+
+def full_batch_reason(
+    model: keras.Model,
+    first_batch: Callable[[], Any],
+    training: bool,
+    predicts: bool = False,
+    lookups: Lookups | None = None,
+) -> str | None:
+    """Returns why a model needs full batches, with the name of the layer; None if it does not.
+
+    Args:
+        model: A built model.
+        first_batch: Returns the first global batch. Called outside of any graph, and only for a
+            model that has other layers than Keras's.
+        training: Whether the model is called as in training.
+        predicts: Whether replicas exchange nothing but outputs, so that a state which the call
+            updates needs full batches.
+        lookups: Those of the model, in training.
+    """
+    if training and (found := _overwritten_weight(model)):
+        return f"{found} is updated with the largest value of the full batch"
+    for layer in keras_model.flatten_layers(model):
+        if getattr(layer, "stateful", False):
+            return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
+    if has_only_row_by_row_layers(model):
+        return None
+    with tf.init_scope(), ExitStack() as stack:
+        batch = first_batch()
+        stack.enter_context(batch_norm.fixed_moments(model))  # each replica's are documented
+        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        if (found := uneven(batch)) is not None:
+            return found
+        reductions = ReductionInference(model, lambda: (x,))
+        try:
+            traced = reductions.traced(training)
+            reason = _outputs_reason(traced) or _states_reason(reductions, traced, model, predicts)
+        except NotReducibleError as error:
+            return error.reason if _can_be_called(model, x, training) else None
+    if reason is None and lookups is not None and _may_look_up(traced, model):
+        return lookups.full_batch_reason()
+    return reason
+
+
+def _outputs_reason(traced: TracedForward) -> str | None:
+    """Returns which layer mixes rows, or may do so."""
+    found, layer = traced.mixing_layer()
+    if found is FREE:
+        return None
+    name = "the model" if layer is None else f"{type(layer).__name__} {layer.name!r}"
+    mixes = "mixes the rows of a batch" if found is MIXED else unknown_operations(traced.analysis)
+    return f"{name} {mixes}"
+
+
+def _may_look_up(traced: TracedForward, model: keras.Model) -> bool:
+    """Returns whether the gradients of a model may have slices for lookups of different kinds."""
+    return keras_model.overrides(model, "compute_loss") or bool(traced.operations & _LOOKUPS)
+
+
+def _overwritten_weight(model: keras.Model) -> str | None:
+    """Returns a weight whose gradient is its new value: the running maximum of a float8 layer."""
+    found = (v.path for v in model.trainable_variables if v.overwrite_with_gradient)
+    return next(found, None)
+
+
+def _states_reason(
+    reductions: ReductionInference, traced: TracedForward, model: keras.Model, predicts: bool
+) -> str | None:
+    """Returns which updated state needs the full batch.
+
+    In a prediction, every updated state does.
+
+    Raises:
+        NotReducibleError: An added loss or an updated state is neither a mean nor a sum over rows.
+    """
+    generator = keras_model.global_generator()
+    metrics = {id(v) for v in model.metrics_variables}
+    known = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
+    known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+    known |= set() if generator is None else {id(generator.state)}
+    reductions.loss_reductions(len(traced.losses), traced.training)
+    for state, start, new in traced.changed:
+        if id(state) in metrics and change_is_sum(traced.analysis, start, new) is not FREE:
+            return f"the update of {state.path!r} is not a sum over rows"
+        if id(state) in known or keras_model.is_seed(state):
+            continue
+        if predicts:
+            return f"a prediction updates {state.path!r}"
+        reductions.state_reduction(state)
+    return None
+
+
+def _can_be_called(model: keras.Model, x: Any, training: bool) -> bool:
+    """Returns whether a model takes its inputs; if not, the first step explains why."""
+    try:
+        with keras.StatelessScope():
+            keras_model.call_model(model, x, training)
+    except Exception as error:
+        logger.debug("The model does not take its inputs: %s", error)
+        return False
+    return True

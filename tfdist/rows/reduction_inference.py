@@ -1,0 +1,205 @@
+"""Reduction inference: whether values of user code are a mean or a sum over rows.
+
+A layer's `add_loss`, an activity regularizer, and a state that a layer updates are numbers or
+tensors that do not tell whether they are a mean or a sum over the rows. The static analysis of the
+traced forward pass (`row_analysis.py`) decides that for all weights and rows, or not at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedModelError
+from tfdist.rows.dependence import FREE
+from tfdist.rows.keras_layers import has_only_row_by_row_layers
+from tfdist.rows.reductions import NotReducibleError, Reduction, reduction_of, reduction_of_change
+from tfdist.rows.traced import TracedForward, change_is_sum, is_added
+from tfdist.upstream import keras_losses
+from tfdist.upstream.keras_model import metrics_of, overrides
+
+logger = logging.getLogger(__name__)
+
+
+class ReductionInference:
+    """Infers the reductions of one model's added losses, updated states, losses, and metrics.
+
+    Args:
+        model: A built model.
+        first_batch: Returns the first global batch, for its shapes and dtypes. Called outside of
+            any graph, and only for a model that has something to infer.
+    """
+
+    def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
+        self._model, self._first_batch = model, functools.cache(first_batch)
+        self._traced: dict[bool, TracedForward] = {}
+        self._independent: dict[int, bool] = {}
+        self._full_batch_metrics: frozenset[int] | None = None
+
+    def loss_reductions(self, num_losses: int, training: bool) -> list[Reduction]:
+        """Returns the reduction of each added loss, in the order in which layers add them.
+
+        Raises:
+            UnsupportedModelError: A loss is neither a mean nor a sum over rows.
+        """
+        traced = self.traced(training)
+        if len(traced.losses) != num_losses:
+            raise UnsupportedModelError(
+                f"The layers add {num_losses} losses in training, but {len(traced.losses)} when "
+                "called again. Replicas cannot split a loss that is added in some calls only. Add "
+                "it in every call, or use one device."
+            )
+        return [
+            reduction_of(f"add_loss number {i}", traced.analysis, traced.analysis.of(loss))
+            for i, loss in enumerate(traced.losses)
+        ]
+
+    def state_reduction(self, variable: keras.Variable) -> Reduction:
+        """Returns the reduction of the change that a forward pass makes to a variable.
+
+        Raises:
+            UnsupportedModelError: The change is neither a mean nor a sum over rows.
+        """
+        traced = self.traced(True)
+        for changed, start, new in traced.changed:
+            if changed is variable:
+                what = f"The update of {variable.path!r}"
+                return reduction_of_change(what, traced.analysis, start, new)
+        raise UnsupportedModelError(
+            f"{variable.path!r} is not updated by the model's call, so tfdist cannot infer how to "
+            "combine the updates of replicas. Update it in call, or use one device."
+        )
+
+    def full_batch_metrics(self) -> frozenset[int]:
+        """Returns the ids of the metrics' variables, if the metrics need full batches.
+
+        The result is empty where each batch adds a sum over its rows to the metrics, as Keras's
+        own metrics do.
+        """
+        if self._full_batch_metrics is None:
+            found: frozenset[int] = frozenset()
+            if _has_custom_metrics(self._model):
+                with tf.init_scope():
+                    batch = keras.utils.unpack_x_y_sample_weight(self._first_batch())
+                    found = _full_batch_metrics(self._model, batch)
+            self._full_batch_metrics = found
+        return self._full_batch_metrics
+
+    def has_independent_rows(self, number: int, y_true: Any, y_pred: Any) -> bool:
+        """Returns whether a compiled loss is known to compute each row's value from that row alone.
+
+        Args:
+            number: Place of the loss among the compiled losses of the model.
+            y_true: Labels as it takes them, for their shapes and dtypes.
+            y_pred: Outputs as it takes them.
+        """
+        compile_loss = keras_losses.compile_loss(self._model)
+        loss = keras_losses.compiled_losses(compile_loss)[number]
+        if _is_row_by_row(loss):
+            return True
+        if number not in self._independent:
+            with tf.init_scope():
+                self._independent[number] = _has_independent_rows(self._model, loss, y_true, y_pred)
+        return self._independent[number]
+
+    def traced(self, training: bool) -> TracedForward:
+        """Returns the traced forward pass.
+
+        Raises:
+            NotReducibleError: It cannot be traced.
+        """
+        if training not in self._traced:
+            with tf.init_scope():
+                x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
+                self._traced[training] = _traced(self._model, x, training)
+        return self._traced[training]
+
+
+def _traced(model: keras.Model, x: Any, training: bool) -> TracedForward:
+    if getattr(model, "run_eagerly", False) and not has_only_row_by_row_layers(model):
+        raise NotReducibleError("run_eagerly=True lets layers do what a graph does not show")
+    try:
+        return TracedForward(model, x, training)
+    except ValueError as error:
+        raise NotReducibleError(str(error)) from error
+
+
+def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> frozenset[int]:
+    """Returns the ids of the variables that metrics update, unless all updates are sums.
+
+    An overridden `compute_loss` gets the full batch, and may add other numbers to metrics as well.
+    """
+    states = model.metrics_variables
+    updates: dict[int, tuple[Any, Any]] = {}
+    of_full_batch: dict[int, tuple[Any, Any]] = {}
+
+    def note(found: dict[int, tuple[Any, Any]], update: Callable[[], Any]) -> None:
+        start = [(v, tf.identity(tf.convert_to_tensor(v))) for v in states]
+        with keras.StatelessScope(start) as scope:
+            update()
+        ends = [(id(v), first, scope.get_current_value(v)) for v, first in start]
+        found.update({key: (first, new) for key, first, new in ends if new is not first})
+
+    def compute(tensors: Any) -> None:
+        x, y, y_pred, weight = tensors
+        note(updates, lambda: model.compute_metrics(x, y, y_pred, sample_weight=weight))
+        if overrides(model, "compute_loss"):
+            batch = (x, y, y_pred, weight)
+            note(of_full_batch, lambda: keras_losses.total_loss(model, [], batch, training=False))
+
+    with keras.StatelessScope():
+        y_pred = model(batch[0], training=False)
+    rows = (batch[0], batch[1], y_pred, batch[2])
+    try:
+        traced = TracedForward(model, rows, training=False, compute=compute)
+    except ValueError as error:
+        logger.info("Metrics get full batches: %s", error)
+        compute(rows)
+        return frozenset(updates | of_full_batch)
+    is_sum = all(change_is_sum(traced.analysis, *update) is FREE for update in updates.values())
+    is_sum &= all(is_added(*update) for update in of_full_batch.values())
+    return frozenset() if is_sum else frozenset(updates | of_full_batch)
+
+
+def _has_independent_rows(
+    model: keras.Model, loss: keras.losses.Loss, y_true: Any, y_pred: Any
+) -> bool:
+    rows = tf.nest.map_structure(_sample, (y_true, y_pred))
+    try:
+        traced = TracedForward(model, rows, training=True, compute=lambda pair: loss.call(*pair))
+    except ValueError as error:
+        logger.info("The loss gets full batches: %s", error)
+        return False
+    (value,) = [traced.analysis.of(t) for t in traced.outputs]
+    return value.is_row_wise
+
+
+def _sample(tensor: Any) -> tf.Tensor:
+    """Returns two rows with the shape and dtype of a tensor, all ones."""
+    shape = [2, *(3 if length is None else length for length in tensor.shape[1:])]
+    return tf.ones(shape, tensor.dtype)
+
+
+def _is_row_by_row(loss: keras.losses.Loss) -> bool:
+    """Returns whether a loss is Keras's; those treat each row by itself, except for Circle."""
+    function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
+    is_of_keras = function.__module__.startswith("keras.src.losses")
+    return is_of_keras and function is not keras.losses.circle
+
+
+def _has_custom_metrics(model: keras.Model) -> bool:
+    """Returns whether a metric, or the computation of metrics, is not Keras's own."""
+    if overrides(model, "compute_metrics"):
+        return True
+    if overrides(model, "compute_loss") and not all(
+        type(metric).__module__.startswith("keras.src.") for metric in metrics_of(model)
+    ):
+        return True
+    # A MeanMetricWrapper is Keras's own if the function that it wraps is.
+    sources = [keras_losses.function_of(metric) for metric in keras_losses.compiled_metrics(model)]
+    return not all(s.__module__.startswith("keras.src.") for s in sources)

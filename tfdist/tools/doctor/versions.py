@@ -1,0 +1,42 @@
+"""Compares the versions of Python and of the libraries with those that tfdist was tested with."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+from tfdist.tools.doctor.check import Check
+from tfdist.tools.install_horovod import versions
+from tfdist.version import __version__
+
+
+def checks() -> list[Check]:
+    """Returns a check for Python, for tfdist, and for each library that it requires."""
+    lines = [
+        Check("python", platform.python_version()),
+        Check("tfdist", __version__),
+    ]
+    return lines + [_library(requirement) for requirement in _requirements()]
+
+
+def _requirements() -> list[Requirement]:
+    """Returns the requirements of tfdist; the main ones if it is not installed as a package."""
+    try:
+        texts = metadata.requires("tfdist") or []
+    except metadata.PackageNotFoundError:
+        texts = ["tensorflow", "keras", "numpy"]
+    parsed = map(Requirement, texts)
+    return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def _library(required: Requirement) -> Check:
+    name, fix = required.name, f"pip install '{required}'"
+    # TensorFlow has several distributions.
+    version = versions.tensorflow() if name == "tensorflow" else versions.of(name)
+    if version is None:
+        return Check(name, "not installed", "wrong", fix)
+    if required.specifier.contains(version, prereleases=True):
+        return Check(name, version)
+    return Check(name, f"{version}, but tfdist was tested with {required.specifier}", "wrong", fix)

@@ -1,0 +1,1 @@
+"""`tfdist plan`: predicts the memory and the scaling of a training run."""

@@ -1,0 +1,28 @@
+"""`tfdist plan NAME`: predicts memory or scaling, one subcommand each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tfdist.console import command
+
+#: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
+#: does not import TensorFlow.
+COMMANDS = {"memory": "tfdist.tools.plan.memory", "scaling": "tfdist.tools.plan.scaling"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a subcommand and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
+    return command.run(
+        lambda: command.run_one_of(
+            COMMANDS,
+            "tfdist plan",
+            "Predicts the memory and the scaling of a training run.",
+            arguments,
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,228 @@
+"""`tfdist plan memory`: predicts the memory of a training step on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
+
+from tfdist.console import sizes, table_files, tables
+from tfdist.errors import ConfigurationError
+from tfdist.strategies import STRATEGIES
+from tfdist.tools.plan import network as networks
+
+if TYPE_CHECKING:
+    from tfdist.tools.plan.devices import Planner
+    from tfdist.tools.plan.network import Network
+
+DESCRIPTION = (
+    "predicts the memory of a training step on each device, and the largest batch that fits"
+)
+
+#: Data-parallel strategies, whose replicas have the whole model.
+REPLICATED = [
+    "one_device", "mirrored", "multi_worker", "horovod", "central_storage", "towers",
+    "parameter_server",
+]  # fmt: skip
+#: Strategies that split one model over the devices.
+SPLIT = ["pipeline", "tensor_parallel", "sharded"]
+SHARDS = STRATEGIES["sharded"].options["shard"].choices
+#: Memory that TensorFlow reserves for CUDA and its libraries on GPUs newer than Ampere
+#: (`MinSystemMemory` in `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
+_RESERVE = "1800MiB"
+_NOTE = (
+    "At the peak of a step. 'activations' includes everything except weights, gradients and "
+    "optimizer state: tensors of both passes and of the update, rounded up by the allocator. "
+    "Workspaces of GPU kernels are not included."
+)
+
+
+class Layout(NamedTuple):
+    """A strategy that splits a model, with its options."""
+
+    strategy: str
+    options: dict[str, Any]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    networks.add_arguments(parser)
+    parser.add_argument(
+        "--batch-size",
+        "--batch",
+        type=PositiveInt,
+        default=256,
+        metavar="N",
+        help="global batch size",
+    )
+    parser.add_argument(
+        "--devices", type=PositiveInt, default=1, metavar="N", help="number of devices"
+    )
+    parser.add_argument(
+        "--servers", type=PositiveInt, default=1, metavar="N", help="number of parameter servers"
+    )
+    parser.add_argument(
+        "--strategy", nargs="+", choices=["all", *REPLICATED, *SPLIT],
+        help="strategies to predict (default: all data-parallel strategies)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--micro-batches", type=PositiveInt, default=4, metavar="N",
+        help="number of micro-batches of pipeline",
+    )  # fmt: skip
+    parser.add_argument(
+        "--order", choices=STRATEGIES["pipeline"].options["order"].choices, default="gpipe",
+        help="schedule of pipeline; interleaved: two stages per device",
+    )  # fmt: skip
+    parser.add_argument(
+        "--split-activations", nargs="+", default=["none"],
+        choices=STRATEGIES["tensor_parallel"].options["split_activations"].choices,
+        help="activations between split layers of tensor_parallel; rows: in parts on all devices",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shard", nargs="+", choices=SHARDS, default=list(SHARDS),
+        help="what to shard with strategy sharded",
+    )  # fmt: skip
+    parser.add_argument(
+        "--card", metavar="SIZE",
+        help="memory of a device, such as 24GB or 80GiB: adds the largest batch that fits",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reserve", default=_RESERVE, metavar="SIZE",
+        help="memory of --card that is not available for tensors",
+    )  # fmt: skip
+    parser.add_argument(
+        "--grappler", action="store_true",
+        help="also print the estimate of TensorFlow's Grappler for one device, as a baseline",
+    )  # fmt: skip
+    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
+
+
+def run(
+    batch_size: int,
+    devices: int,
+    servers: int,
+    strategy: Sequence[str] | None,
+    micro_batches: int,
+    order: str,
+    split_activations: Sequence[str],
+    shard: Sequence[str],
+    card: str | None,
+    reserve: str,
+    grappler: bool,
+    table: str | None,
+    **network: Any,
+) -> None:
+    """Prints the predictions as a table. The arguments are the values of the flags.
+
+    Raises:
+        ConfigurationError: A flag has an invalid value.
+    """
+    table_files.check(table, ".md", ".csv")
+    capacity = None if card is None else _capacity(card, reserve)
+    chosen = networks.from_flags(**network)
+    names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
+    if "all" in names:
+        names = [*REPLICATED, *SPLIT]
+    layouts = _layouts(names, micro_batches, order, split_activations, shard)
+    if layouts and devices < 2:
+        raise ConfigurationError(
+            f"--strategy {next(iter(layouts.values())).strategy} splits a model over several "
+            "devices, but --devices is 1. Use --devices 2 or more."
+        )
+    planners = _planners(chosen, names, layouts, devices, servers)
+    _show(planners, batch_size, capacity, table)
+    if grappler:
+        from tfdist.tools.plan import step_graph
+
+        tables.text(
+            f"Grappler's estimate for one device with a batch of {batch_size}: "
+            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch_size))}. It does not "
+            "include the overhead of the allocator, or variables that a step does not read."
+        )
+
+
+def _capacity(card: str, reserve: str) -> int:
+    """Returns the bytes of a device that are available for tensors."""
+    reserved = networks.parsed("--reserve", sizes.num_bytes, reserve)
+    if (capacity := networks.parsed("--card", sizes.num_bytes, card) - reserved) > 0:
+        return capacity
+    raise ConfigurationError(
+        f"--card {card}: not more than --reserve {reserve}, so nothing is left for tensors. Use "
+        "a larger --card, with a unit as in 24GB, or a smaller --reserve."
+    )
+
+
+def _layouts(
+    names: Iterable[str],
+    micro_batches: int,
+    order: str,
+    split_activations: Sequence[str],
+    shard: Sequence[str],
+) -> dict[str, Layout]:
+    """Returns the strategies that split a model, with their options, by the name of their row."""
+    found: dict[str, Layout] = {}
+    for name in names:
+        if name == "sharded":
+            found |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
+        elif name == "pipeline":
+            found[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
+        elif name == "tensor_parallel":
+            for how in split_activations:
+                row = name if how == "none" else f"{name}, activations by {how}"
+                found[row] = Layout(name, {"split_activations": how})
+    return found
+
+
+def _planners(
+    network: Network,
+    names: Sequence[str],
+    layouts: Mapping[str, Layout],
+    num_devices: int,
+    num_servers: int,
+) -> dict[str, Planner]:
+    """Returns the planner of each table row. Traces the network, which initializes TensorFlow."""
+    from tfdist.tools.plan import devices
+
+    found: dict[str, Planner] = {}
+    if layouts:
+        devices.make_devices(num_devices)  # before TensorFlow is initialized
+    if replicated := [name for name in names if name in REPLICATED]:
+        step = devices.ReplicatedStep(network)
+        for name in replicated:
+            found[name] = devices.ReplicaPlanner(step, name, num_devices, num_servers)
+    for name, one in layouts.items():
+        found[name] = devices.SplitPlanner(network, one.strategy, num_devices, one.options)
+    return found
+
+
+def _show(
+    planners: Mapping[str, Planner], batch: int, capacity: int | None, path: str | None
+) -> None:
+    """Prints a row for each strategy and kind of device.
+
+    Args:
+        planners: By the name of the strategy.
+        batch: Global batch size.
+        capacity: Bytes of a device that are available for tensors; None: the largest batch is not
+            shown.
+        path: File to write the table to, or None.
+    """
+    header = ["strategy", "device", "weights", "gradients", "optimizer", "activations", "total"]
+    if capacity is not None:
+        header.append("largest batch")
+    rows = []
+    for name, planner in planners.items():
+        largest = "" if capacity is None else str(planner.largest_batch(capacity) or "none")
+        for one in planner.devices(batch):
+            parts = (one.weights, one.gradients, one.optimizer, one.activations, one.total)
+            rows.append([name, one.role, *map(sizes.format_bytes, parts)])
+            if capacity is not None:
+                rows[-1].append(largest)
+                largest = ""
+    tables.numbers(header, rows, title=f"global batch of {batch}", num_names=2)
+    tables.text(_NOTE)
+    if path:
+        table_files.write(Path(path), header, rows)

@@ -1,0 +1,194 @@
+"""Measures the time, memory and communication of real training steps, in separate processes.
+
+On CPUs, the environment variable `TF_CPU_ALLOCATOR_USE_BFC` replaces malloc, which has no
+statistics, by TensorFlow's allocator for GPUs (`tensorflow/core/common_runtime/process_state.cc`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist import strategies
+from tfdist.cluster.launcher.worker_pool import WorkerPool
+from tfdist.console import files
+from tfdist.errors import ConfigurationError
+from tfdist.run import reports
+from tfdist.tools.plan.exchange import Profile
+from tfdist.tools.plan.network import Network
+from tfdist.trainer import Trainer
+
+#: Environment variables that make TensorFlow count the memory of tensors on CPUs.
+MEMORY_COUNTING: Mapping[str, str] = MappingProxyType({"TF_CPU_ALLOCATOR_USE_BFC": "1"})
+_TIMEOUT_SECONDS = 1800.0
+#: Number of steps that `measure` times, after two for compilation.
+_NUM_STEPS = 5
+
+
+class Sample(NamedTuple):
+    """Measurements of the steps of a process, without the first two, which compile.
+
+    Attributes:
+        seconds: Median time of a step.
+        exchange: Seconds of an all-reduce of the gradients, without other computation.
+        data: Seconds per step in which the devices wait for data.
+        gradient_bytes: Bytes of the gradients of all trainable weights.
+        peak_bytes: Peak memory of all devices of the process since its start.
+        device: "CPU", or the name of the GPU.
+    """
+
+    seconds: float
+    exchange: float
+    data: float
+    gradient_bytes: int
+    peak_bytes: int
+    device: str
+
+    def as_row(self, batch: int) -> dict[str, Any]:
+        """Returns device, time, speed and memory of steps of `batch` examples, for JSON."""
+        return {
+            "device": self.device,
+            "ms": 1e3 * self.seconds,
+            "examples_per_s": batch / self.seconds,
+            "peak_mb": self.peak_bytes / 1e6,
+        }
+
+
+class StepTimes(keras.callbacks.Callback):
+    """Records the time at which each step ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.ends = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.ends.append(time.perf_counter())
+
+    def seconds(self, skip: int = 0) -> float:
+        """Returns the median time between two ends, without the first `skip` of them."""
+        return statistics.median(b - a for a, b in itertools.pairwise(self.ends[skip:]))
+
+
+def pool(
+    num_workers: int = 1, via: str = "", environ: Mapping[str, str] = MappingProxyType({})
+) -> WorkerPool:
+    """Returns processes that handle requests and respond with a `Sample`.
+
+    A request is `(network, batch, strategy, devices, num_steps)` and optionally a mapping of the
+    strategy's options.
+
+    Args:
+        num_workers: Number of processes that train together.
+        via: How to start them: see `WorkerPool`.
+        environ: Additional environment variables.
+    """
+    return WorkerPool(
+        prepare, num_workers=num_workers, via=via, environ={**MEMORY_COUNTING, **environ},
+        timeout_seconds=_TIMEOUT_SECONDS,
+    )  # fmt: skip
+
+
+def prepare() -> Callable[..., Sample]:
+    """Returns the function that handles requests in a process of the pool."""
+    return _sample
+
+
+def _sample(
+    network: Network,
+    batch: int,
+    strategy: str,
+    devices: int,
+    num_steps: int,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Sample:
+    created = strategies.create(strategy, devices, **options)
+    trainer = Trainer(
+        network.build, strategy=created, precision=network.precision, steps_per_call=1
+    )
+    data, times = tf.data.Dataset.from_tensors(network.batch(batch)).repeat(), StepTimes()
+    # The first two steps compile and create the optimizer's variables.
+    trainer.fit(data, steps_per_epoch=num_steps + 2, verbose=0, callbacks=[times])
+    seconds = times.seconds(skip=1)
+    names = trainer.strategy.devices
+    peak = sum(map(_peak, _allocators(names)))  # before `measure_exchange`, which needs more memory
+    exchanged = reports.measure_exchange(trainer.strategy, trainer.model)
+    weights = trainer.model.trainable_variables
+    return Sample(
+        seconds,
+        exchanged[0] if exchanged else 0.0,
+        trainer.stats.data_wait_share * seconds,
+        sum(4 * int(w.value.shape.num_elements()) for w in weights),
+        peak,
+        _device_name(names[0]),
+    )
+
+
+def measure(network: Network, batch: int) -> Profile:
+    """Returns the profile of a worker without communication, measured in a new process.
+
+    Args:
+        network: What is trained.
+        batch: Rows of a step.
+
+    Raises:
+        LaunchError: Training failed.
+    """
+    with pool() as processes:
+        (sample,) = processes.ask(network, batch, "one_device", 1, _NUM_STEPS)
+    return Profile(sample.seconds, sample.gradient_bytes)
+
+
+def read(path: str) -> Profile:
+    """Reads a profile that `write` wrote.
+
+    Raises:
+        ConfigurationError: The file does not exist or has an invalid format.
+    """
+    try:
+        found = Profile(**json.loads(Path(path).read_text("utf-8")))
+        if min(found) >= 0 < found.seconds:
+            return found
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"--profile {path}: there is no such file. Write one with --save-profile."
+        ) from None
+    except (OSError, ValueError, TypeError):
+        pass
+    raise ConfigurationError(
+        f"--profile {path}: expected a file from --save-profile, with the fields "
+        f"{', '.join(Profile._fields)}."
+    )
+
+
+def write(measured: Profile, path: str) -> None:
+    """Writes a profile as JSON."""
+    with files.replacing(Path(path)) as temporary:
+        temporary.write_text(json.dumps(measured._asdict(), indent=1) + "\n")
+
+
+def _allocators(devices: list[str]) -> list[str]:
+    """Returns one device per allocator. Logical CPU devices share one."""
+    return [name for name in devices if name.startswith("GPU")] or ["CPU:0"]
+
+
+def _peak(name: str) -> int:
+    return int(tf.config.experimental.get_memory_info(name)["peak"])
+
+
+def _device_name(name: str) -> str:
+    if not name.startswith("GPU"):
+        return "CPU"
+    (gpu, *_) = tf.config.get_visible_devices("GPU")
+    return str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))

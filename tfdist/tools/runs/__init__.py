@@ -1,0 +1,1 @@
+"""The `tfdist runs` command, which manages the run folders below `runs/`."""

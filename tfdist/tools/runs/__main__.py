@@ -1,0 +1,196 @@
+"""`tfdist runs`: lists, compares and deletes runs. Imports no TensorFlow."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from pipelines import storage
+from pipelines.storage import AnyPath
+from tfdist.console import command, sizes, table_files, tables
+from tfdist.errors import ConfigurationError
+from tfdist.tools.runs import folders
+from tfdist.tools.runs.folders import Run
+
+_PROGRAM = "tfdist runs"
+_ACTIONS = {
+    "list": "shows runs, the newest first",
+    "compare": "shows the metrics of runs side by side with the settings that differ, and plots "
+    "curves",
+    "clean": "deletes the named runs, or all without a complete epoch",
+}
+#: Which runs each action uses if the command names none.
+_DEFAULTS = {
+    "list": "all",
+    "compare": "the two newest",
+    "clean": "all without a complete epoch",
+}
+_FLAGS_WITH_VALUE = ("--folder", "--picture")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    parser = command.parser(_PROGRAM, "Lists, compares and deletes runs.")
+    actions = parser.add_subcommands(dest="action")
+    parsers = {name: _action_parser(name, what) for name, what in _ACTIONS.items()}
+    for name, description in _ACTIONS.items():
+        actions.add_subcommand(name, parsers[name], help=description)
+
+    def run() -> None:
+        words = sys.argv[1:] if arguments is None else arguments
+        values = command.parse(parser, _flags_last(words), subparsers=parsers)
+        given = values[values.action]
+        folder = storage.at(given.folder)
+        chosen = [folders.read(_path(folder, name)) for name in given.names]
+        if values.action == "list":
+            _list(chosen or folders.below(folder))
+        elif values.action == "compare":
+            _compare(chosen or folders.below(folder)[:2], Path(given.picture))
+        else:
+            _clean(chosen or [run for run in folders.below(folder) if _is_empty(run)], given.yes)
+
+    return command.run(run)
+
+
+def _action_parser(name: str, description: str) -> ArgumentParser:
+    parser = command.parser(f"{_PROGRAM} {name}", description)
+    parser.add_argument(
+        "names",
+        metavar="RUN",
+        nargs="*",
+        help=f"run folders, or names of folders in --folder; default: {_DEFAULTS[name]}",
+    )
+    parser.add_argument(
+        "--folder",
+        default="runs",
+        metavar="DIR",
+        help="folder that contains the runs; local or s3://...",
+    )
+    if name == "compare":
+        parser.add_argument(
+            "--picture", default="curves.png", metavar="FILE", help="image file that is written"
+        )
+    if name == "clean":
+        parser.add_argument("--yes", action="store_true", help="delete without confirmation")
+    return parser
+
+
+def _flags_last(words: Sequence[str]) -> list[str]:
+    """Moves flags to the end: argparse refuses names after a flag if there are some before it."""
+    names, flags, rest = [], [], iter(words)
+    for word in rest:
+        if not word.startswith("--"):
+            names.append(word)
+            continue
+        flags.append(word)
+        if word in _FLAGS_WITH_VALUE:
+            flags += itertools.islice(rest, 1)
+    return names + flags
+
+
+def _path(folder: AnyPath, name: str) -> AnyPath:
+    return storage.at(name) if storage.is_url(name) or Path(name).is_dir() else folder / name
+
+
+def _is_empty(run: Run) -> bool:
+    return run.state == "stopped" and not run.epochs
+
+
+def _list(runs: Sequence[Run]) -> None:
+    for run in runs:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in _summary_metrics(run).items())
+        epochs = f"{len(run.epochs)} of {run.config.get('epochs', '?')} epochs"
+        size = sizes.format_bytes(run.num_bytes)
+        print(f"{run.path}\n    {run.started}  {run.state}, {epochs}, {size}  {metrics}")
+
+
+def _summary_metrics(run: Run) -> dict[str, float]:
+    """Returns the validation metrics, or the training metrics if there was no validation."""
+    found = run.metrics()
+    return {name: value for name, value in found.items() if name.startswith("val_")} or found
+
+
+def _compare(runs: Sequence[Run], picture: Path) -> None:
+    """Prints a column per run, and draws a panel per metric.
+
+    Raises:
+        ConfigurationError: There is only one run, or the picture cannot be written.
+    """
+    if len(runs) < 2:
+        raise ConfigurationError("compare needs at least two runs: add their names to the command.")
+    table_files.check(str(picture), ".png", ".jpg", ".pdf", ".svg")
+    letters = [chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(len(runs))]
+    tables.facts((letter, str(run.path)) for letter, run in zip(letters, runs, strict=True))
+    names = list(dict.fromkeys(name for run in runs for name in run.metrics()))
+    values = [run.metrics() for run in runs]
+    rows = [[n, *(f"{v[n]:.4f}" if n in v else "" for v in values)] for n in names]
+    tables.numbers(["last epoch", *letters], rows)
+    fields = list(dict.fromkeys(name for run in runs for name in run.config))
+    differences = [
+        [name, *texts]
+        for name in fields
+        if len(set(texts := [str(run.config.get(name, "")) for run in runs])) > 1
+    ]
+    if differences:
+        tables.numbers(["setting", *letters], differences)
+    else:
+        print("All settings are the same.")
+    _draw(runs, letters, names, picture)
+    print(f"Curves: {picture}")
+
+
+def _draw(runs: Sequence[Run], letters: Sequence[str], names: Sequence[str], picture: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 3.5 * max(len(names), 1)), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(max(len(names), 1), 1, squeeze=False).flat
+    for axes, name in zip(panels, names, strict=False):
+        for run, letter in zip(runs, letters, strict=True):
+            curve = run.curve(name)
+            axes.plot(range(1, len(curve) + 1), curve, marker=".", label=letter)
+        axes.set(title=name, xlabel="epoch")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(picture, dpi=100)
+
+
+def _clean(runs: Sequence[Run], yes: bool) -> None:
+    """Deletes run folders, after a confirmation.
+
+    Raises:
+        ConfigurationError: A run is still running, or nobody can confirm.
+    """
+    if running := [run for run in runs if run.state == "running"]:
+        raise ConfigurationError(
+            f"{running[0].path} is still running. Stop it before you delete its folder."
+        )
+    if not runs:
+        print("Nothing to delete: every run has finished an epoch.")
+        return
+    for run in runs:
+        print(f"{run.path}  {len(run.epochs)} epochs, {sizes.format_bytes(run.num_bytes)}")
+    if not yes and _answer(f"Delete these {len(runs)} folders? [y/N] ") != "y":
+        print("Nothing was deleted.")
+        return
+    for run in runs:
+        folders.remove(run)
+    print(f"Deleted {len(runs)} folders.")
+
+
+def _answer(question: str) -> str:
+    try:
+        return input(question).strip().lower()
+    except EOFError:
+        raise ConfigurationError(
+            "Nothing was deleted, because there is no terminal for the answer. Add --yes."
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""`tfdist tune`: finds the batch size, the learning rate or other flags by trials."""

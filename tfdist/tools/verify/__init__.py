@@ -1,0 +1,1 @@
+"""`tfdist verify`: compares a small training run under a strategy with plain Keras."""

@@ -1,0 +1,131 @@
+"""`tfdist verify`: checks that a strategy matches one device on this machine."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jsonargparse import Namespace
+from jsonargparse.typing import PositiveInt
+
+from tfdist import cluster
+from tfdist.config import StrategyOptions
+from tfdist.console import command
+from tfdist.console.settings_file import Setting
+from tfdist.errors import ConfigurationError, TfdistError
+from tfdist.run import flags
+from tfdist.strategies import STRATEGIES, current_name
+from tfdist.tools.verify import report
+from tfdist.tools.verify.attempt import attempt
+from tfdist.tools.verify.report import Verdict
+
+ALL = "all"
+_DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if all strategies passed, 1 otherwise, 130 after an interrupt."""
+    return command.run(lambda: int(not _verify(_parse(arguments))))
+
+
+def _parse(arguments: Sequence[str] | None) -> Namespace:
+    parser = command.parser("tfdist verify", _DESCRIPTION)
+    parser.add_argument(
+        "--strategy",
+        type=current_name,
+        choices=[*STRATEGIES, ALL],
+        default=ALL,
+        help="strategy to check; all: one after the other",
+    )
+    parser.add_argument(
+        "--num-workers",
+        type=PositiveInt,
+        metavar="N",
+        help="number of processes to start (default: this one, or those of mpirun or srun)",
+    )
+    parser.add_argument(
+        "--devices",
+        type=PositiveInt,
+        metavar="N",
+        help="devices of each process (default: the strategy's)",
+    )
+    options = parser.add_argument_group("Options of the strategies")
+    for name, field in StrategyOptions.model_fields.items():
+        flags.add_flag(options, name, field)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--timeout",
+        type=PositiveInt,
+        default=300,
+        metavar="SECONDS",
+        help="time limit for each strategy",
+    )
+    chosen = command.parse(parser, arguments)
+    if cluster.discover().size > 1 and (chosen.num_workers or chosen.strategy == ALL):
+        raise ConfigurationError(
+            f"this process is already one of {cluster.discover().size}. Choose one --strategy "
+            "and remove --num-workers."
+        )
+    if chosen.strategy == ALL and _options(chosen):
+        raise ConfigurationError(
+            f"{', '.join(_options(chosen))}: these options need a single strategy. Choose it with "
+            "--strategy."
+        )
+    return chosen
+
+
+def _options(chosen: Namespace) -> dict[str, Any]:
+    """Returns the strategy's options on the command line.
+
+    Raises:
+        ConfigurationError: An option has an invalid value.
+    """
+    given = {
+        name: Setting(chosen[name], flags.flag(name))
+        for name in StrategyOptions.model_fields
+        if chosen.get(name) is not None
+    }
+    values = flags.checked(StrategyOptions, given, "option")
+    return {name: getattr(values, name) for name in given}
+
+
+def _verify(chosen: Namespace) -> bool:
+    """Runs the trials, prints their results, and returns whether all passed."""
+    outcomes: dict[str, Verdict | TfdistError] = {}
+    for name in STRATEGIES if chosen.strategy == ALL else [chosen.strategy]:
+        outcomes[name] = outcome = _outcome(name, chosen)
+        if chosen.strategy != ALL and isinstance(outcome, TfdistError):
+            raise outcome
+        if cluster.is_chief() and not chosen.json:
+            print(report.as_text(name, outcome), flush=True)
+    if cluster.is_chief() and chosen.json:
+        print(report.as_json(outcomes))
+    return all(map(report.healthy, outcomes.values()))
+
+
+def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
+    """Runs a trial, in this process or in new ones."""
+    from tfdist.cluster.launcher.notebook import notebook_launch
+
+    devices = chosen.devices or (1 if STRATEGIES[name].asynchronous else None)
+    options = _options(chosen)
+    if chosen.strategy != ALL and not chosen.num_workers:
+        return attempt(name, devices, chosen.timeout, **options)
+    num_workers = chosen.num_workers or 2
+    if not STRATEGIES[name].across_processes:
+        if chosen.strategy != ALL and num_workers > 1:
+            return ConfigurationError(
+                f"strategy {name!r} runs in one process. Use --devices instead of --num-workers."
+            )
+        num_workers = 1
+    try:
+        trial = functools.partial(attempt, name, devices, chosen.timeout, **options)
+        return notebook_launch(trial, num_workers)
+    except TfdistError as error:
+        return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

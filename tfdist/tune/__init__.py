@@ -1,1 +1,0 @@
-"""`python -m tfdist.tune`: finds the batch size, the learning rate or other flags by trials."""

@@ -1,1 +1,0 @@
-"""`python -m tfdist.verify`: compares a small training run under a strategy with plain Keras."""
