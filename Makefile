@@ -16,7 +16,7 @@
 #   ARGS="-k config" adds flags of pytest, HOROVOD= leaves Horovod out. The number of test
 #   processes follows the cores and the memory of the machine; ARGS="-n 4" sets it.
 #
-#   make lint                         ruff, mypy, import contract, private names
+#   make lint                         ruff, mypy, import contract, private names, budget of lines
 #   make docs                         builds the site in build/docs from manuals, pages and docstrings
 #   make notebooks                    runs all notebooks in full and stores their outputs
 #   make coverage                     make check with a coverage report of the product code; fails
@@ -77,6 +77,7 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.private_names
 	$(BIN)/python -m tests.prose
+	$(BIN)/python -m tests.budget
 
 docs: .venv/installed-docs
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/docs

@@ -1,4 +1,4 @@
-"""`python -m benchmarks allreduce`: `tfdist.tools.bench allreduce` with PyTorch's Gloo."""
+"""`python -m benchmarks allreduce`: `tfdist bench allreduce` with PyTorch's Gloo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks input`: `tfdist.tools.bench input` with readers of other libraries."""
+"""`python -m benchmarks input`: `tfdist bench input` with readers of other libraries."""
 
 from __future__ import annotations
 

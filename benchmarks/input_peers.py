@@ -1,4 +1,4 @@
-"""Readers of other libraries for `tfdist.tools.bench input`: tensorflow-datasets, PyTorch and grain."""
+"""Readers of other libraries for `tfdist bench input`: tensorflow-datasets, PyTorch, grain."""
 
 from __future__ import annotations
 

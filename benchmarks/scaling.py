@@ -1,4 +1,4 @@
-"""`python -m benchmarks scaling`: `tfdist.tools.bench scaling` with PyTorch's DDP over Gloo."""
+"""`python -m benchmarks scaling`: `tfdist bench scaling` with PyTorch's DDP over Gloo."""
 
 from __future__ import annotations
 

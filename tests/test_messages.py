@@ -14,9 +14,13 @@ import tfdist
 from tests.support import ROOT
 from tests.support.packages import require_horovod
 from tfdist import errors
+from tfdist.__main__ import COMMANDS
 
 #: A command or function that a message tells the user to run or call.
-_MENTIONED = re.compile(r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\(")
+_MENTIONED = re.compile(
+    r"python -m ((?:tfdist|pipelines)[\w.]*\w)|\b(tfdist(?:\.\w+)+)\("
+    r"|(?:[Rr]un|[Ss]ee|with) tfdist ([a-z]\w+)"
+)
 
 
 def messages() -> Iterator[str]:
@@ -39,7 +43,7 @@ def _begins_with_text(owner: ast.Module | ast.ClassDef | ast.FunctionDef) -> boo
 MENTIONED = {found for text in messages() for found in _MENTIONED.findall(text)}
 
 
-@pytest.mark.parametrize("module", sorted(module for module, _ in MENTIONED if module))
+@pytest.mark.parametrize("module", sorted(module for module, _, _ in MENTIONED if module))
 def test_mentioned_command_exists(module: str) -> None:
     found = importlib.util.find_spec(module)
     assert found
@@ -47,7 +51,12 @@ def test_mentioned_command_exists(module: str) -> None:
     assert not package or importlib.util.find_spec(f"{module}.__main__")
 
 
-@pytest.mark.parametrize("path", sorted(path for _, path in MENTIONED if path))
+@pytest.mark.parametrize("name", sorted(name for _, _, name in MENTIONED if name))
+def test_mentioned_name_is_a_command(name: str) -> None:
+    assert name in COMMANDS
+
+
+@pytest.mark.parametrize("path", sorted(path for _, path, _ in MENTIONED if path))
 def test_mentioned_function_exists(path: str) -> None:
     first = path.split(".")[1]
     assert first in (*tfdist.__all__, *tfdist._MODULES)

@@ -172,7 +172,7 @@ class InstallError(TfdistError, RuntimeError):
     """A requirement of an installation is missing on this machine, or a build failed.
 
     Example:
-        >>> issubclass(tfdist.errors.InstallError, RuntimeError)  # raised by tfdist.tools.install_horovod
+        >>> issubclass(tfdist.errors.InstallError, RuntimeError)
         True
     """
 

@@ -115,7 +115,7 @@ def test_help_says_only_what_users_understand() -> None:
             "--sampler: expected one of tpe, random, grid, got 'TPE'. Did you mean tpe?",
         ),
         (["batch-size", "--from", "9", "--most", "8"], "--most must be at least --from"),
-        (["search", "--ovr", "a=1"], "Did you mean --over?\npython -m tfdist tune search --help"),
+        (["search", "--ovr", "a=1"], "Did you mean --over?\ntfdist tune search --help"),
     ],
 )
 def test_error_of_a_subcommand_names_its_flags(

@@ -8,23 +8,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support import ROOT
+from tfdist.__main__ import COMMANDS
 
 #: Launchers that start a command several times, and variables of a command.
 _STARTERS = re.compile(
     r"^(mpirun -np \d+|horovodrun --gloo -np \d+|srun --ntasks \d+|[A-Z_]+=\S+) "
 )
-_OURS = ("python -m tfdist", "python -m pipelines", "python -m benchmarks")
+_OURS = ("tfdist ", "python -m tfdist", "python -m pipelines", "python -m benchmarks")
 #: Languages of fenced blocks with commands.
 _SHELLS = ("", "bash", "sh")
 
 
 class Command(NamedTuple):
-    """A command of ours, `python -m MODULE ...`, as a page shows it.
+    """A command of ours, `python -m MODULE ...` or `tfdist NAME ...`, as a page shows it.
 
     Attributes:
         page: The page, relative to the checkout.
         starter: What stands before it, `mpirun -np 2`; or nothing.
-        module: After `-m`.
+        module: After `-m`, or the module of `NAME`.
         arguments: The words behind that.
     """
 
@@ -56,7 +57,10 @@ def _of_page(page: str) -> Iterator[Command]:
         if rest.startswith(_OURS):
             words = shlex.split(rest, comments=True)
             end = next((at for at, word in enumerate(words) if word in (">", "|")), len(words))
-            _, _, module, *arguments = words[:end]
+            if words[0] == "tfdist":
+                module, arguments = COMMANDS[words[1]][0].removesuffix(".__main__"), words[2:end]
+            else:
+                module, arguments = words[2], words[3:end]
             yield Command(page, starter[1] if starter else "", module, tuple(arguments))
 
 

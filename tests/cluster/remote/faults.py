@@ -1,4 +1,4 @@
-"""`python -m tests.cluster.remote.faults`: kills and stops device servers, and looks how trainings end.
+"""`python -m tests.cluster.remote.faults`: kills device servers, and looks how trainings end.
 
 Every try starts two servers and a training on both, and sends SIGKILL or SIGSTOP to one of the
 servers at a random moment of a phase; phases and strategies take turns. The training has to end by

@@ -218,8 +218,9 @@ def run_with_a_lost_server(code: str, expected: int, device: str = "", **options
 
 def test_heartbeat_reports_the_loss_from_its_process() -> None:
     code = (
-        "import queue, sys; from tfdist.cluster.remote.heartbeat import Heartbeat; q = queue.Queue(); "
-        "h = Heartbeat(sys.argv[1:], 75); h.on_loss = q.put; h.listen(); print(q.get(timeout=60))"
+        "import queue, sys; from tfdist.cluster.remote.heartbeat import Heartbeat; "
+        "q = queue.Queue(); h = Heartbeat(sys.argv[1:], 75); h.on_loss = q.put; h.listen(); "
+        "print(q.get(timeout=60))"
     )
     run_with_a_lost_server(code, 0)
 

@@ -1,9 +1,10 @@
-"""`python -m tests.tools.plan.links`: compares the scaling plan with real processes over slow links.
+"""`python -m tests.tools.plan.links`: compares the scaling plan with processes over slow links.
 
 Hosts are network namespaces with a process each, whose links `tc` slows down to one rate after
 another. The overhead of the software is measured once, on unlimited links; compute time is measured
-beside each step, by as many processes that exchange nothing. From these, `tfdist.tools.plan.scaling`
-predicts the time of sums and steps over slow links, which are then measured. It needs root.
+beside each step, by as many processes that exchange nothing. From these,
+`tfdist.tools.plan.scaling` predicts the time of sums and steps over slow links, which are then
+measured. It needs root.
 """
 
 from __future__ import annotations

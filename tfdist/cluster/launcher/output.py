@@ -1,8 +1,8 @@
 """Relays the output of workers line by line, with the worker's name before each line.
 
-`python -m tfdist.cluster.launcher.output COMMAND ...` runs a command that mpirun starts, with its rank
-before each line. mpirun has a flag for that, but Open MPI puts the name before each part of a line,
-and the format differs between MPI implementations.
+`python -m tfdist.cluster.launcher.output COMMAND ...` runs a command that mpirun starts, with its
+rank before each line. mpirun has a flag for that, but Open MPI puts the name before each part of a
+line, and the format differs between MPI implementations.
 """
 
 from __future__ import annotations

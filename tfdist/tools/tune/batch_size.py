@@ -87,8 +87,8 @@ def run(
     found = largest(fits, first, most)
     if found == 0:
         raise LaunchError(
-            f"a batch of {first} does not fit. Try --from 1, or estimate with python -m "
-            "tfdist.tools.plan memory which settings would fit."
+            f"a batch of {first} does not fit. Try --from 1, or estimate with tfdist "
+            "plan memory which settings would fit."
         )
     errors = [o.message for _, o in tried if not o.fits and not o.out_of_memory]
     tables.facts(
