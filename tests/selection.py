@@ -121,6 +121,7 @@ CHECK: dict[str, float] = {
     "tests/strategies/test_strategies.py::test_model_loads_in_plain_keras_without_tfdist": 6,
     "tests/patches/test_batch_norm.py::test_moving_statistics_average_all_replicas": 6,
     "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": 10,
+    "tests/patches/test_patches.py": 20,
     "tests/patches/test_random_layers.py": 25,
     "tests/patches/test_remat.py::test_remat_with_accumulation_and_mixed_precision": 17,
     "tests/strategies/parameter_server/test_strategy.py::test_model_behaves_like_keras": 10.3,
