@@ -138,6 +138,7 @@ CHECK: dict[str, float] = {
     "tests/test_devices.py::test_creates_logical_devices_in_a_new_process": 13,
     "tests/test_devices.py::test_memory_limit_without_gpus": 6,
     "tests/test_large_batches.py": 16,
+    "tests/test_life_of_a_batch.py::test_fit_runs_known_files_only": 10,
     "tests/test_notebooks.py::test_cells_run": 43,
     "tests/test_properties.py": 26,
     "tests/test_readme.py": 10,
