@@ -2,10 +2,13 @@
 
     python -m tests.life_of_a_batch --strategy mirrored
     mpirun -np 2 python -m tests.life_of_a_batch --strategy horovod
+    python -m tests.life_of_a_batch --check
 
 Trains a small classifier for two epochs of two steps, on two devices per process (one under
 `horovod`). Counts every Python function of `tfdist` that runs during `fit`, on all threads.
-Construction of the `Trainer` and imports are not counted.
+Construction of the `Trainer` and imports are not counted. `--check` fails if a file runs under
+`mirrored` that is neither on the way of a batch, as docs/how_it_works.md describes it, nor a known
+leaf.
 """
 
 from __future__ import annotations
@@ -26,6 +29,22 @@ import numpy as np
 import tfdist
 
 ROOT = str(Path(tfdist.__file__).parent)
+#: What a batch passes, in the order of a first reading.
+WAY = (
+    "trainer.py", "loops/fit.py", "loops/epoch.py", "loops/data_handler.py", "loops/data_order.py",
+    "loops/functions.py", "model_setup/build.py", "strategies/base.py", "strategies/mirrored.py",
+    "strategies/tf_distribute.py", "strategies/inner_loop.py", "strategies/batches.py",
+    "step/train.py", "step/replica_runner.py", "step/forward_backward.py", "step/loss.py",
+    "step/state.py", "step/loss_scaling.py", "replica/replica.py", "replica/scope.py",
+)  # fmt: skip
+#: Files beside it: observers and checks, patches, the row analysis, buckets, and adapters.
+LEAVES = (
+    "callbacks/", "cluster/remote/connection.py", "cluster/watchdog/", "errors.py", "groups/",
+    "loops/callbacks.py", "loops/interrupts.py", "loops/model_overrides.py", "loops/non_finite.py",
+    "loops/rank_checks.py", "loops/steps_per_call.py", "loops/uneven_data.py",
+    "model_setup/create.py", "patches/", "precision.py", "rows/", "step/shared_trace.py",
+    "strategies/clock.py", "strategies/mirrored_variables.py", "upstream/",
+)  # fmt: skip
 
 
 def build_model() -> keras.Model:
@@ -77,11 +96,12 @@ def train(trainer: tfdist.Trainer) -> Callable[[], Any]:
     return lambda: trainer.fit(x, y, batch_size=16, epochs=2, verbose=0)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Trains once, and prints one line per file and the totals."""
+def main(arguments: list[str] | None = None) -> int:
+    """Trains once, and prints one line per file and the totals; returns 1 if `--check` fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.life_of_a_batch", description=__doc__)
     parser.add_argument("--strategy", default="mirrored")
     parser.add_argument("--devices", type=int, help="default: 2, and 1 for horovod")
+    parser.add_argument("--check", action="store_true", help="fail if another file runs")
     options = parser.parse_args(arguments)
     devices = options.devices or (1 if options.strategy == "horovod" else 2)
     trainer = tfdist.Trainer(build_model, strategy=options.strategy, devices=devices)
@@ -89,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     with recorded_calls() as called:
         fit()
     if not trainer.strategy.is_chief:
-        return
+        return 0
     in_files = in_functions = 0
     for name, functions in sorted(of_product(called).items()):
         size = len(Path(ROOT, name).read_text().splitlines())
@@ -97,8 +117,15 @@ def main(arguments: list[str] | None = None) -> None:
         in_files, in_functions = in_files + size, in_functions + len(lines)
         print(f"{name:56} {size:5} lines, {len(lines):4} in the functions called")
     num_files = len(of_product(called))
+    on_the_way = sum(len(Path(ROOT, name).read_text().splitlines()) for name in WAY)
     print(f"{num_files} files, {in_files} lines, {in_functions} in the functions called")
+    print(f"{len(WAY)} of them, with {on_the_way} lines, are on the way of a batch")
+    others = [name for name in of_product(called) if not name.startswith((*WAY, *LEAVES))]
+    if options.check and others:
+        print(f"Not on the way of a batch, and no known leaf: {', '.join(sorted(others))}")
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

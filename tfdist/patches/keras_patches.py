@@ -1,14 +1,18 @@
-"""The patches of Keras under which replicas are traced, so that Keras sees one device.
+"""The patches of Keras and TensorFlow under which replicas are traced, in one list.
 
-Keras divides losses by the number of replicas and takes BatchNorm's moments from one replica's
-batch. Here both are done for the global batch instead, in `loss.py` and `batch_norm.py`.
+Some belong to the contract: without them, Keras would divide losses by the number of replicas, or
+take BatchNorm's moments from one replica's batch. The others change speed and memory only, and
+`TFDIST_FAST=0` in the environment turns them off. The context of each comes from a file here, or an
+adapter in `upstream/`, which says what Keras does and why not here.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 
 import keras
 
@@ -25,6 +29,91 @@ from tfdist.upstream.keras_variables import is_joined_to_read
 from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums, sizes_of_reductions_on
 from tfdist.upstream.tensorflow_random import dropout_drawn_when_reached
 
+#: `TFDIST_FAST=0` runs the contract without the patches that only change speed.
+_FAST = "TFDIST_FAST"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What replaces functions of Keras or TensorFlow while replicas are traced.
+
+    Attributes:
+        name: What is replaced.
+        is_exact: Whether the contract needs it. Without the others, results match within rounding.
+        context: Returns the context in which the replacement holds.
+        applies: Whether a model's step with these options needs it.
+    """
+
+    name: str
+    is_exact: bool
+    context: Callable[[keras.Model, StepOptions], AbstractContextManager[None]]
+    applies: Callable[[keras.Model, StepOptions], bool] = lambda model, options: True
+
+
+@contextmanager
+def _moments(model: keras.Model, options: StepOptions) -> Iterator[None]:
+    with ExitStack() as stack:
+        for layer in batch_norm.layers_of(model):
+            is_global = _is_synchronized(layer, options)
+            moments = batch_norm.global_moments if is_global else batch_norm.local_moments
+            stack.enter_context(moments_computed_by(layer, functools.partial(moments, layer)))
+        yield
+
+
+@contextmanager
+def _fused_batch_norm(model: keras.Model, options: StepOptions) -> Iterator[None]:
+    with ExitStack() as stack:
+        for layer in batch_norm.layers_of(model):
+            if not _is_synchronized(layer, options) and batch_norm.is_fusible(layer):
+                fused = functools.partial(batch_norm.fused, layer)
+                stack.enter_context(called_by(layer, fused))
+        yield
+
+
+def _is_synchronized(layer: keras.layers.BatchNormalization, options: StepOptions) -> bool:
+    """Returns whether a layer uses global moments, as one with `synchronized=True` always does."""
+    return options.sync_batch_norm or layer.synchronized
+
+
+#: All patches, in the order in which they are entered.
+PATCHES = (
+    Patch("order of dropout", False, lambda *_: dropout_drawn_when_reached()),
+    Patch(
+        "rows of random numbers",
+        True,
+        lambda *_: draws_of_one_device(),
+        lambda _, options: not options.replica_random,
+    ),
+    Patch("losses divided by replicas", True, lambda *_: losses_of_one_device()),
+    Patch("signs in argmax", False, lambda *_: signs_on_device()),
+    Patch("gradients of norms and GELU", False, lambda *_: gradients_in_closed_form()),
+    Patch(
+        "gradients of biases",
+        False,
+        lambda *_: gradients_of_biases_as_sums(),
+        lambda *_: has_gpus(),
+    ),
+    Patch(
+        "sizes in gradients of reductions",
+        False,
+        lambda *_: sizes_of_reductions_on("CPU:0"),
+        lambda model, _: has_gpus() and not model.jit_compile,
+    ),
+    Patch(
+        "inputs of layers with sharded weights",
+        True,
+        lambda *_: layer_inputs_noted(),
+        lambda model, _: any(map(is_joined_to_read, model.variables)),
+    ),
+    Patch(
+        "remat",
+        True,
+        lambda model, options: layers_rematerialized(model, options.remat, options.sync_batch_norm),
+    ),
+    Patch("moments of BatchNorm", True, _moments),
+    Patch("kernel of BatchNorm", False, _fused_batch_norm),
+)
+
 
 @contextmanager
 def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
@@ -35,25 +124,9 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
         options: The options of the step. A BatchNorm layer made with `synchronized=True` uses
             global moments without `sync_batch_norm`, too.
     """
+    is_fast = os.environ.get(_FAST) != "0"
     with ExitStack() as stack:
-        stack.enter_context(dropout_drawn_when_reached())
-        if not options.replica_random:
-            stack.enter_context(draws_of_one_device())
-        stack.enter_context(losses_of_one_device())
-        stack.enter_context(signs_on_device())
-        stack.enter_context(gradients_in_closed_form())
-        if has_gpus():
-            stack.enter_context(gradients_of_biases_as_sums())
-            if not model.jit_compile:
-                stack.enter_context(sizes_of_reductions_on("CPU:0"))
-        if any(map(is_joined_to_read, model.variables)):
-            stack.enter_context(layer_inputs_noted())
-        stack.enter_context(layers_rematerialized(model, options.remat, options.sync_batch_norm))
-        for layer in batch_norm.layers_of(model):
-            is_global = options.sync_batch_norm or layer.synchronized
-            moments = batch_norm.global_moments if is_global else batch_norm.local_moments
-            stack.enter_context(moments_computed_by(layer, functools.partial(moments, layer)))
-            if not is_global and batch_norm.is_fusible(layer):
-                fused = functools.partial(batch_norm.fused, layer)
-                stack.enter_context(called_by(layer, fused))
+        for patch in PATCHES:
+            if (patch.is_exact or is_fast) and patch.applies(model, options):
+                stack.enter_context(patch.context(model, options))
         yield
