@@ -75,13 +75,15 @@ def environment(combination: Combination, folder: Path) -> Path:
     python = place / "bin" / "python"
     if not python.exists():
         subprocess.run(["uv", "venv", "--quiet", "--python", combination.python, place], check=True)
-        pinned = [
-            f"{name}=={getattr(combination, name)}" for name in ("tensorflow", "keras", "numpy")
-        ]
-        install = ["uv", "pip", "install", "--quiet", "--python", python]
-        install += ["--resolution", combination.resolution]
-        subprocess.run([*install, f"{ROOT}[tensorflow,tables]", *pinned], check=True)
-        subprocess.run([*install[:-1], "highest", *_TOOLS], check=True)
+        pinned = [f"{one}=={getattr(combination, one)}" for one in ("tensorflow", "keras", "numpy")]
+        install = ["uv", "pip", "install", "--python", python, "--resolution"]
+        subprocess.run([*install, combination.resolution, *pinned], check=True)
+        ours = [*install, combination.resolution, f"{ROOT}[tables]"]
+        plan = subprocess.run([*ours, "--dry-run"], check=True, capture_output=True, text=True)
+        if changed := re.findall(r"^ [-+~] (?:tensorflow|keras|numpy)==.*$", plan.stderr, re.M):
+            raise SystemExit(f"{combination.name}: installing tfdist would change {changed}")
+        subprocess.run(ours, check=True)
+        subprocess.run([*install, "highest", *_TOOLS], check=True)
     return python
 
 
