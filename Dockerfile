@@ -41,7 +41,7 @@ COPY recipes recipes
 RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir ".${EXTRAS:+[$EXTRAS]}" \
+RUN pip install --no-cache-dir ".[tensorflow${EXTRAS:+,$EXTRAS}]" \
     && if [ -n "$HOROVOD" ]; then tfdist install_horovod; fi
 
 RUN useradd --create-home trainer

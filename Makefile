@@ -23,6 +23,7 @@
 #                                     below COVERAGE=89 percent of the lines. Takes half as long
 #                                     again, so only the nightly build runs it, instead of make check
 #   make canary                       tests with the newest pre-releases of TensorFlow and Keras
+#   make versions                     tests with older and newer versions of Python, TensorFlow and Keras
 #   make release                      builds sdist and wheel, and tests them in a new environment
 PYTHON ?= python3
 EXTRAS ?=
@@ -37,7 +38,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup --max-worker-restart 0
 
 .PHONY: train horovod quick test check check-rest conformance long test-gpu lint docs notebooks \
-    coverage canary release format clean
+    coverage canary versions release format clean
 
 train: .venv/installed$(addprefix -,$(EXTRAS))
 	$(BIN)/python -m tfdist.train --strategy mirrored $(ARGS)
@@ -89,6 +90,10 @@ notebooks: .venv/installed-dev $(HOROVOD)
 coverage: lint $(HOROVOD)
 	$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=$(COVERAGE) $(ARGS)
 
+versions: .venv/installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m tests.versions $(ARGS)
+
 canary: .venv/installed-dev
 	$(BIN)/python -m tests.canary $(ARGS)
 
@@ -111,7 +116,7 @@ clean:
 # A stamp that is older than setup.cfg means that dependencies may have changed: pip runs again.
 .venv/installed: .venv/bin/python setup.cfg pyproject.toml
 	@echo "installing tfdist into .venv; the first time TensorFlow is downloaded"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[tensorflow]'
 	@touch $@
 
 .venv/installed-%: .venv/installed

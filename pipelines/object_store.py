@@ -85,9 +85,7 @@ def library() -> Any:
         importlib.import_module("obstore.exceptions")
         return importlib.import_module("obstore")
     except ImportError:
-        raise DataError(
-            "reading and writing URLs requires obstore: pip install 'tfdist[cloud]'"
-        ) from None
+        raise DataError("reading and writing URLs requires obstore: pip install obstore") from None
 
 
 @functools.cache

@@ -25,6 +25,7 @@ from pydantic import BaseModel, Field
 from pipelines.maps import images
 from tfdist import data, models, schedules, train
 from tfdist.config import TrainConfig
+from tfdist.errors import MissingError
 
 DEFAULTS: Mapping[str, Any] = {
     "data": "tfds:cats_vs_dogs",
@@ -55,7 +56,16 @@ class Hyperparameters(BaseModel):
 
 
 def build_model(config: TrainConfig, steps_per_epoch: int | None) -> keras.Model:
-    """Returns the compiled network for uint8 images."""
+    """Returns the compiled network for uint8 images.
+
+    Raises:
+        MissingError: Keras has no `MultiOptimizer`.
+    """
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        raise MissingError(
+            f"recipe xception_cats needs keras.optimizers.MultiOptimizer, which Keras "
+            f"{keras.__version__} does not have: pip install 'keras>=3.15'."
+        )
     size = Hyperparameters.model_validate(config.set).image_size
     shape = (size, size, 3)
     classifier = models.image_classifier(config.model, shape, _NUM_CLASSES, config.set)

@@ -37,7 +37,15 @@ def _test_wheel(wheel: Path, folder: Path) -> None:
     """Installs a wheel into an empty environment, runs each command with `--help`, and trains."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    _run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    _run(
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        f"{wheel}[tensorflow]",
+    )
     work_folder = folder / "run"  # in the checkout, its packages would shadow the installed ones
     work_folder.mkdir()
     for command in COMMANDS:

@@ -144,6 +144,7 @@ CHECK: dict[str, float] = {
     "tests/test_readme.py": 10,
     "tests/test_suggested_fixes.py::test_calling_init_before_tensorflow_connects_workers": 13,
     "tests/test_suggested_fixes.py::test_suggested_fix_trains": 13.8,
+    "tests/upstream/test_backend.py::test_backend_that_is_not_installed": 12,
     "tests/trainer/test_trainer.py::test_model_recompiled_between_fits_matches_keras": 10,
     "tests/trainer/test_data.py::test_ragged_tensors_train_as_in_keras": 8.4,
     "tests/trainer/test_data.py::test_sparse_tensors_train_as_in_keras": 9.1,

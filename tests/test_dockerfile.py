@@ -28,8 +28,8 @@ RUNS = re.findall(r"^#   docker run .*?tfdist\S* (.+)", TEXT, re.MULTILINE)
 
 def test_steps_are_those_of_the_installation_page() -> None:
     (install,) = re.findall(r'pip install --no-cache-dir "(.*?)"', STEPS)
-    assert install == ".${EXTRAS:+[$EXTRAS]}"
-    assert "pip install ." in PAGE
+    assert install == ".[tensorflow${EXTRAS:+,$EXTRAS}]"
+    assert "pip install '.[tensorflow]'" in PAGE
     assert "pip install '.[gpu]'" in PAGE
     assert 'if [ -n "$HOROVOD" ]; then tfdist install_horovod' in STEPS
     assert "tfdist install_horovod" in PAGE

@@ -92,6 +92,10 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"tfdist.{name}")
     if name in _ATTRIBUTES:
+        if (
+            name == "Trainer"
+        ):  # names a backend of Keras that is missing, which import keras does not
+            importlib.import_module("tfdist.upstream")
         value = getattr(importlib.import_module(_ATTRIBUTES[name]), name)
         globals()[name] = value
         return value

@@ -35,7 +35,7 @@ from tfdist.replica.options import StepOptions
 from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.inner_loop import Logs
-from tfdist.upstream import input_data, keras_training
+from tfdist.upstream import features, input_data, keras_training
 from tfdist.upstream.keras_model import overrides
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -193,6 +193,7 @@ class Trainer:
         rank_checks = RankChecks(self.model, strategy, functions, check_ranks, compared)
         self._training = Training(self._outer, on_nan, rank_checks)
         self._on_nan = on_nan
+        features.tested()
         model_files.write_on_chief_only(self.model, strategy)
         is_rebuilt = isinstance(build_model, keras.Model)
         self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
@@ -387,6 +388,7 @@ class Trainer:
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
             "remat": self.remat,
             "not exact": self._exactness.reported(),
+            "versions": features.tested(),
         }
 
     def _checkpointing(

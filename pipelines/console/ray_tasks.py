@@ -33,7 +33,7 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError:
-        raise DataError("--via ray requires Ray: pip install 'tfdist[ray]'") from None
+        raise DataError("--via ray requires Ray: pip install 'ray[tune]'") from None
     try:
         if not ray.is_initialized():
             ray_address.check_reachable()

@@ -38,7 +38,7 @@ def seeded(layer: keras.layers.Layer) -> Callable[[Any, tf.Tensor], Any]:
     Raises:
         ValueError: The layer is `AugMix`, which draws its operations when it is traced.
     """
-    if isinstance(layer, keras.layers.AugMix):
+    if isinstance(layer, getattr(keras.layers, "AugMix", ())):
         raise ValueError(
             "layer: AugMix cannot be seeded per example, because it draws its operations when it "
             "is traced; use RandAugment"

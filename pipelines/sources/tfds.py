@@ -126,7 +126,9 @@ def _builder(name: str, data_dir: str | None) -> Any:
     try:
         import tensorflow_datasets as tfds
     except ImportError:
-        raise DataError("tfds: requires tensorflow-datasets: pip install 'tfdist[tfds]'") from None
+        raise DataError(
+            "tfds: requires: pip install tensorflow-datasets importlib-resources"
+        ) from None
     try:
         return tfds.builder(name, data_dir=data_dir)
     except tfds.core.DatasetNotFoundError:

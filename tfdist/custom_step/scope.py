@@ -23,6 +23,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
+from tfdist.upstream.features import existing
 from tfdist.upstream.patching import all_replaced, replaced
 from tfdist.upstream.tensorflow_graphs import current_graph
 
@@ -303,7 +304,7 @@ def _apply(
     scope = CustomStepScope.current()
     if scope is None:
         plain(optimizer, grads, trainable_variables)
-    elif isinstance(optimizer, keras.optimizers.ScheduleFreeAdamW):
+    elif isinstance(optimizer, existing(keras.optimizers, "ScheduleFreeAdamW")):
         raise UnsupportedModelError(
             "ScheduleFreeAdamW is not supported in a custom train_step, because it reads a moment "
             "after changing it. Use another optimizer, or Keras's own train_step."

@@ -22,6 +22,7 @@ import keras
 from tfdist.groups import agreement
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_training
+from tfdist.upstream.features import existing
 from tfdist.upstream.keras_optimizers import optimizers_of
 
 _FIX = (
@@ -99,7 +100,7 @@ _WRITERS = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
-    keras.callbacks.OrbaxCheckpoint,
+    *existing(keras.callbacks, "OrbaxCheckpoint"),
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )

@@ -21,6 +21,7 @@ from tfdist.loops.data_order import order_of
 from tfdist.strategies.base import Strategy, UnevenData
 from tfdist.strategies.batches import without_optionals
 from tfdist.upstream import input_data
+from tfdist.upstream.features import existing
 
 _EMPTY = "The data has no batches. Check the dataset, its filters and its shards."
 
@@ -371,7 +372,7 @@ def _check(batch_sizes: BatchSizes, steps_per_epoch: int | None) -> None:
 
 def limited_epochs(epochs: int) -> int:
     """Returns a number of epochs, at most `keras.config.max_epochs()`."""
-    return _limited("epochs", epochs, keras.config.max_epochs()) or epochs
+    return _limited("epochs", epochs, "max_epochs") or epochs
 
 
 def limited_steps_per_epoch(steps: int | None) -> int | None:
@@ -387,10 +388,11 @@ def limited_steps_per_epoch(steps: int | None) -> int | None:
         raise ConfigurationError(
             f"{steps} steps per epoch: expected a positive number, or None to use all of the data."
         )
-    return _limited("steps_per_epoch", steps, keras.config.max_steps_per_epoch())
+    return _limited("steps_per_epoch", steps, "max_steps_per_epoch")
 
 
-def _limited(what: str, number: int | None, limit: int | None) -> int | None:
+def _limited(what: str, number: int | None, limited_by: str) -> int | None:
+    limit = next((limit() for limit in existing(keras.config, limited_by)), None)
     if not limit or (number is not None and number <= limit):
         return number
     warnings.warn(f"Limiting {what} to {limit}, as set in keras.config.", stacklevel=5)

@@ -56,6 +56,16 @@ def create(
     return model
 
 
+def _not_a_model(result: object) -> str:
+    kind = type(result)
+    if kind.__module__.startswith("tf_keras"):
+        return (
+            f"build_model returned a {kind.__name__} of tf_keras (Keras 2). Build it with keras "
+            "(Keras 3), without TF_USE_LEGACY_KERAS."
+        )
+    return f"build_model returned {kind.__name__}, expected a compiled keras.Model."
+
+
 def _create(
     source: BuildModel,
     strategy: Strategy,
@@ -74,9 +84,7 @@ def _create(
         with strategy.scope(), precision.policy(policy):
             model = source()
         if not isinstance(model, keras.Model):
-            raise ConfigurationError(
-                f"build_model returned {type(model).__name__}, expected a compiled keras.Model."
-            )
+            raise ConfigurationError(_not_a_model(model))
         if not all(strategy.owns(v.value) for v in model.variables):
             warnings.warn(
                 "build_model returned a model that was built outside the strategy's scope. It is "

@@ -11,6 +11,7 @@ import keras
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.patches.rematerialized import rematerialized
 from tfdist.upstream import keras_layers
+from tfdist.upstream.features import HAS_REMAT
 from tfdist.upstream.keras_model import (
     flatten_layers,
     is_functional,
@@ -33,8 +34,12 @@ def check(remat: str) -> None:
         remat: `"none"`, `"all"`, or a regular expression.
 
     Raises:
-        ConfigurationError: It is none of these.
+        ConfigurationError: It is none of these, or Keras has no `remat`.
     """
+    if remat != "none" and not HAS_REMAT:
+        raise ConfigurationError(
+            f"remat={remat!r}: Keras {keras.version()} has no keras.remat. Upgrade to Keras 3.9."
+        )
     try:
         re.compile(remat)
     except (re.error, TypeError) as error:

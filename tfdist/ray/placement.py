@@ -55,7 +55,7 @@ def connect() -> None:
     try:
         import ray
     except ImportError as error:
-        raise MissingError("Ray is not installed: pip install 'tfdist[ray]'.") from error
+        raise MissingError("Ray is not installed: pip install 'ray[tune]'.") from error
 
     if ray.is_initialized():
         return

@@ -28,7 +28,7 @@ def check(names: Sequence[str]) -> None:
     """
     for name in names:
         if name in TRACKERS and importlib.util.find_spec(name) is None:
-            raise MissingError(f"--logger {name} needs {name}: pip install 'tfdist[{name}]'.")
+            raise MissingError(f"--logger {name} needs {name}: pip install {name}.")
 
 
 @contextmanager

@@ -136,6 +136,7 @@ def find(name: str) -> Recipe:
         return cast(Recipe, module)
     path = name if "." in name else f"{PACKAGE}.{name}"
     try:
+        importlib.import_module("tfdist.upstream")  # names a missing backend of Keras
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):

@@ -158,7 +158,7 @@ def check_exporters(names: Sequence[str]) -> None:
         missing = [m for m in FORMATS[name].modules if importlib.util.find_spec(m) is None]
         if missing:
             raise MissingError(
-                f"--export {name} needs {' and '.join(missing)}: pip install 'tfdist[{name}]'."
+                f"--export {name} needs {' and '.join(missing)}: pip install {' '.join(missing)}."
             )
 
 

@@ -35,7 +35,8 @@ def gradients_in_closed_form() -> Iterator[None]:
     `keras.src.ops.nn`, which layers and `keras.ops` call.
     """
     plain_gelu = backend.nn.gelu
-    plain_layer_norm, plain_rms_norm = nn._layer_normalization, nn._rms_normalization
+    plain_layer_norm: Any = getattr(nn, "_layer_normalization", None)
+    plain_rms_norm: Any = getattr(nn, "_rms_normalization", None)
 
     def gelu(x: Any, approximate: bool = True) -> tf.Tensor:
         x = tf.convert_to_tensor(x)
@@ -62,11 +63,13 @@ def gradients_in_closed_form() -> Iterator[None]:
     ) -> tf.Tensor:
         x = tf.convert_to_tensor(x)
         first = _first_of_last_axes(x, axis)
-        if first is None or (scale is not None and scale.shape != x.shape[first:]):
+        if first is None or (scale is not None and getattr(scale, "shape", ()) != x.shape[first:]):
             return plain_rms_norm(x, scale, axis, epsilon)
         return _normalized(x, scale, None, first, epsilon, is_centered=False)
 
     norms = {"_layer_normalization": layer_norm, "_rms_normalization": rms_norm}
+    # Keras 3.8 to 3.10 normalize in the layers, with the gradient that TensorFlow derives.
+    norms = {name: norm for name, norm in norms.items() if hasattr(nn, name)}
     with replaced(backend.nn, "gelu", gelu), all_replaced(nn, norms):
         yield
 

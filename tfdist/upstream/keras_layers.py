@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.backend.common.remat import RematMode
 from keras.src.backend.tensorflow import core
 from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
+from tfdist.upstream.features import HAS_REMAT
 from tfdist.upstream.keras_model import flatten_layers, functional_graph
 from tfdist.upstream.patching import replace, replaced
+
+if HAS_REMAT:
+    from keras.src.backend.common import remat
 
 _plain_conv = backend.nn.conv
 #: What `x + y` and `keras.ops` become in a functional model, if it computes each element by itself.
@@ -158,7 +161,7 @@ def is_in_remat_scope(operation: keras.Operation) -> bool:
 
 def remat_enabled(layer: keras.layers.Layer, does: bool = True) -> AbstractContextManager[None]:
     """Returns a context that turns `keras.remat` of a layer's calls on or off."""
-    return replaced(layer, "_remat_mode", RematMode("full", 0, []) if does else None)
+    return replaced(layer, "_remat_mode", remat.RematMode("full", 0, []) if does else None)
 
 
 def copy_remat(layer: keras.Operation, from_layer: keras.Operation) -> None:
@@ -174,7 +177,7 @@ def remat_replaced_by(
     Keras's own function rejects keyword arguments in a graph, draws different random numbers in the
     recomputation, and loses gradients of values in a `StatelessScope` and of added losses.
     """
-    return replaced(core, "remat", function)
+    return replaced(core, "remat", function) if HAS_REMAT else nullcontext()
 
 
 def call_context() -> Callable[[], AbstractContextManager[None]]:

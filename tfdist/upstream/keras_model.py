@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import keras
@@ -16,6 +16,9 @@ from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
 from tfdist.upstream.patching import replace, replaced
+
+#: `seed_generator.GLOBAL_SEED_GENERATOR`, a constant that Keras 3.8 to 3.11 write out.
+_GLOBAL_GENERATOR = "global_seed_generator"
 
 
 def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -52,10 +55,10 @@ def is_seed(variable: keras.Variable) -> bool:
 def global_generator() -> keras.random.SeedGenerator | None:
     """Returns the seed generator for random numbers without a seed; None if it does not exist yet.
 
-    `global_state.get_global_attribute`, with the `GLOBAL_SEED_GENERATOR` of `seed_generator`.
+    `global_state.get_global_attribute`, with the name that `seed_generator` has for it.
     Keras's getter would create it, which changes the seeds of layers that are created later.
     """
-    return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    return global_state.get_global_attribute(_GLOBAL_GENERATOR)
 
 
 def ensured_global_generator() -> keras.random.SeedGenerator:
@@ -65,7 +68,7 @@ def ensured_global_generator() -> keras.random.SeedGenerator:
 
 def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:
     """Makes this thread use another thread's generator: `set_global_attribute`, one per thread."""
-    global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+    global_state.set_global_attribute(_GLOBAL_GENERATOR, generator)
 
 
 def call_model(model: keras.Model, x: Any, training: bool) -> Any:
@@ -139,6 +142,8 @@ def signs_on_device() -> Any:
     `argmax` calls it, thus each accuracy, and it compares int32, which GPUs leave to the host: in
     each step all logits would be copied there.
     """
+    if not hasattr(backend.numpy, "signbit"):  # Keras 3.8, whose argmax compares no signs
+        return nullcontext()
     plain = backend.numpy.signbit
 
     def signbit(x: Any) -> tf.Tensor:

@@ -35,8 +35,13 @@ def test_compatible_versions_pass() -> None:
 def test_incompatible_version_reports_the_requirement() -> None:
     check = lines()["keras"]
     assert check.state == "wrong"
-    assert check.value.startswith("3.14.0, but tfdist was tested with ")
+    assert check.value.startswith("3.14.0, but tfdist needs ")
     assert check.fix == "pip install 'keras<3.16,>=3.15'"
+
+
+def test_untested_version_is_named_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FOUND, "tensorflow", "2.99.0")
+    assert lines()["tensorflow"] == Check("tensorflow", "2.99.0 (tested: 2.18 to 2.21)")
 
 
 def test_missing_package_fails_unless_it_is_optional() -> None:

@@ -12,6 +12,7 @@ from tfdist.cluster.remote import connection
 from tfdist.groups.base import shard_sizes
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream import keras_model
+from tfdist.upstream.features import existing
 from tfdist.upstream.keras_variables import ShardedVariable
 
 #: What is sharded, in words.
@@ -35,7 +36,7 @@ ELEMENTWISE = (
     keras.optimizers.Nadam,
     keras.optimizers.Ftrl,
     keras.optimizers.Lion,
-    keras.optimizers.ScheduleFreeAdamW,
+    *existing(keras.optimizers, "ScheduleFreeAdamW"),
 )
 
 

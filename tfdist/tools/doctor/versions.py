@@ -9,34 +9,39 @@ from packaging.requirements import Requirement
 
 from tfdist.tools.doctor.check import Check
 from tfdist.tools.install_horovod import versions
-from tfdist.version import __version__
+from tfdist.version import TESTED, __version__, untested
 
 
 def checks() -> list[Check]:
     """Returns a check for Python, for tfdist, and for each library that it requires."""
-    lines = [
-        Check("python", platform.python_version()),
-        Check("tfdist", __version__),
-    ]
+    python = platform.python_version()
+    lines = [Check("python", _with_tested("python", python)), Check("tfdist", __version__)]
     return lines + [_library(requirement) for requirement in _requirements()]
 
 
 def _requirements() -> list[Requirement]:
-    """Returns the requirements of tfdist; the main ones if it is not installed as a package."""
+    """Returns the requirements of tfdist; the main ones if it is not installed as a package.
+
+    TensorFlow belongs to an extra, because several distributions provide it.
+    """
     try:
         texts = metadata.requires("tfdist") or []
     except metadata.PackageNotFoundError:
-        texts = ["tensorflow", "keras", "numpy"]
-    parsed = map(Requirement, texts)
+        texts = ["keras", "numpy"]
+    parsed = map(Requirement, [f"tensorflow>={TESTED['tensorflow'][0]}", *texts])
     return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
 
 
 def _library(required: Requirement) -> Check:
     name, fix = required.name, f"pip install '{required}'"
-    # TensorFlow has several distributions.
     version = versions.tensorflow() if name == "tensorflow" else versions.of(name)
     if version is None:
         return Check(name, "not installed", "wrong", fix)
     if required.specifier.contains(version, prereleases=True):
-        return Check(name, version)
-    return Check(name, f"{version}, but tfdist was tested with {required.specifier}", "wrong", fix)
+        return Check(name, _with_tested(name, version))
+    return Check(name, f"{version}, but tfdist needs {required.specifier}", "wrong", fix)
+
+
+def _with_tested(name: str, version: str) -> str:
+    tested = untested({name: version}).get(name)
+    return version if tested is None else f"{version} (tested: {tested})"

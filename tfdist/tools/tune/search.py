@@ -101,7 +101,7 @@ def run(
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
-        raise MissingError("Optuna is not installed: pip install 'tfdist[tune]'.") from error
+        raise MissingError("Optuna is not installed: pip install optuna.") from error
 
     study = studies.Study(
         Path(folder), dimensions, metric, list(training),
