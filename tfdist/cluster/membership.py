@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster import environments, rendezvous, waiting
-from tfdist.cluster.networks import free_ports
+from tfdist.cluster.networks import bypass_proxy, free_ports
 from tfdist.cluster.record import Cluster as Cluster
 from tfdist.cluster.record import Environ, local_rank_and_size
 from tfdist.errors import ClusterError
@@ -109,6 +109,7 @@ def exchange_addresses(
         local_size=local_size,
         gpus=tuple(own_gpus),
     )
+    bypass_proxy(addresses)
     _complete.add(complete)
     return complete
 

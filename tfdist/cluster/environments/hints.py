@@ -30,6 +30,7 @@ _INDICES = {
     "RANK": "a launcher started this process",
     "PBS_VNODENUM": "pbsdsh started this process",
     "LSF_PM_TASKID": "blaunch started this process",
+    "VC_TASK_INDEX": "Volcano started a pod of a job with several kinds of tasks",
 }
 #: Variables of batch schedulers that are set in the whole allocation.
 _ALLOCATIONS = {
