@@ -99,6 +99,13 @@ def test_parameter_servers_and_evaluator_are_not_workers() -> None:
     assert all(found.size == 3 and found.tasks() == tasks for found in seen)
 
 
+@pytest.mark.parametrize("address", ["::1:2222", "[::1]:2222"])
+def test_ipv6_addresses_get_brackets(address: str) -> None:
+    cluster = discover(tf_config(worker=[address, "b:1"]))
+    assert cluster.addresses == ("[::1]:2222", "b:1")
+    assert cluster.tasks() == {"worker": ["[::1]:2222", "b:1"]}
+
+
 def test_master_address_comes_from_the_job() -> None:
     assert discover(PYTORCH_JOB).master == "job-master-0:23456"
     assert discover(TRAIN_JOB).master == "job-0-0:29500"
@@ -123,6 +130,7 @@ def test_master_address_comes_from_the_job() -> None:
         (tf_config(worker=["a:1"], ps=["a:1"]), "has the address a:1 for two tasks"),
         (tf_config(worker=["a"]), "Address 'a': expected host:port"),
         (tf_config(worker=["a:70000"]), "port from 1 to 65535"),
+        (tf_config(worker=["fd00:77::1"]), "Address 'fd00:77::1': expected host:port"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "Open MPI has rank 4 of 4 workers"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "local rank 2 of 2"),
         ({"PMI_RANK": "0"}, r"\$PMI_SIZE: expected a number of at least 0, it is not set"),
