@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from tfdist.cluster.environments.base import Variables
 
-_OPEN_MPI = "OMPI_COMM_WORLD_"
-_HYDRA = ("PMI_RANK", "PMI_SIZE")
-_MVAPICH = "MV2_COMM_WORLD_"
 
-#: Launchers that give local ranks. Several of them set the variables of others, too.
+def _prefixed(name: str, prefix: str) -> Variables:
+    """Returns an environment whose four variables have a common prefix."""
+    return Variables(
+        name,
+        rank=f"{prefix}_RANK",
+        size=f"{prefix}_SIZE",
+        local_rank=f"{prefix}_LOCAL_RANK",
+        local_size=f"{prefix}_LOCAL_SIZE",
+    )
+
+
+_PMI = ("PMI_RANK", "PMI_SIZE")
+_HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PALS = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+
+#: Launchers that give local ranks.
 LAUNCHERS = (
-    Variables("Horovod", *(f"HOROVOD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    Variables(
-        "Open MPI", *(f"{_OPEN_MPI}{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    ),
-    Variables(
-        "MPICH / Hydra", *_HYDRA, "MPI_LOCALRANKID", "MPI_LOCALNRANKS", required="MPI_LOCALRANKID"
-    ),
-    Variables("PALS", *_HYDRA, "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", required="PMI_LOCAL_RANK"),
-    Variables("MVAPICH", *(f"{_MVAPICH}{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))),
-    Variables(
-        "jsrun", *(f"JSM_NAMESPACE_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
-    ),
+    _prefixed("Horovod", "HOROVOD"),
+    _prefixed("Open MPI", "OMPI_COMM_WORLD"),
+    Variables("MPICH / Hydra", *_PMI, *_HYDRA, required=_HYDRA[0]),
+    Variables("PALS", *_PMI, *_PALS, required=_PALS[0]),
+    _prefixed("MVAPICH", "MV2_COMM_WORLD"),
+    _prefixed("jsrun", "JSM_NAMESPACE"),
 )
 FLUX = Variables("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE")
 #: `srun`, Flux and others set these variables, too, for programs that use MPICH's protocol.
-PMI = Variables("PMI", *_HYDRA, absent=("MPI_LOCALRANKID", "PMI_LOCAL_RANK"))
+PMI = Variables("PMI", *_PMI, absent=(_HYDRA[0], _PALS[0]))
