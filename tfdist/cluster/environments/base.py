@@ -63,7 +63,7 @@ class Variables:
         """Returns the variable of the rank if it is set."""
         if self.required and self.required not in environ:
             return ""
-        applies = self.rank in environ and not any(name in environ for name in self.absent)
+        applies = bool(environ.get(self.rank)) and not any(name in environ for name in self.absent)
         return self.rank if applies else ""
 
     def read(self, environ: Environ) -> Cluster:
