@@ -142,5 +142,5 @@ def _unexplained(environ: Environ, found: Sequence[Reading]) -> list[hints.Hint]
 
 def read_mpi(environ: Environ) -> Cluster | None:
     """Returns what the launcher of MPI programs says that started this process, if any."""
-    found = next((one for one in mpi.LAUNCHERS if one.detect(environ)), None)
+    found = next((one for one in (*mpi.LAUNCHERS, mpi.PMI) if one.detect(environ)), None)
     return found.read(environ) if found else None
