@@ -50,6 +50,10 @@ def hosts(number: int, index: int = 0) -> Variables:
     return tf_config(index=index, worker=[f"pod-{i}:2222" for i in range(number)])
 
 
+#: What tfdist's launcher sets on one host.
+LOCAL = tf_config(index=1, worker=["127.0.0.1:2222", "127.0.0.1:2223"])
+
+
 @pytest.mark.parametrize(
     ("variables", "expected", "master"),
     [
@@ -151,8 +155,8 @@ def test_reads_environments(
         (SLURM | PYTORCH_JOB, ("MASTER_ADDR", 1, 2)),
         (SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}, ("Slurm", 1, 2)),
         (hosts(2, 1) | SLURM, ("TF_CONFIG", 1, 2)),
-        (hosts(2, 1) | HOROVODRUN, ("TF_CONFIG", 1, 2)),
-        (hosts(2, 1) | mpi(1, 2, 2), ("TF_CONFIG", 1, 2)),
+        (LOCAL | HOROVODRUN, ("TF_CONFIG", 1, 2)),
+        (LOCAL | mpi(1, 2, 2), ("TF_CONFIG", 1, 2)),
         # mpirun in an interactive shell
         (step(4, SLURM_PTY_PORT="1") | mpi(1, 2, 2), ("Open MPI", 1, 2)),
     ],
@@ -177,6 +181,8 @@ def test_innermost_environment_decides(
             step(2, 1) | {**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
             "0 of 1, but",
         ),
+        (SLURM | TORCHRUN, "torchrun: rank 1 of 2, but Slurm: rank 1 of 2"),
+        (hosts(2, 1) | mpi(1, 2, 2), "TF_CONFIG: rank 1 of 2, but Open MPI: rank 1 of 2"),
         (hosts(2, 1) | mpi(0, 2, 2), "TF_CONFIG: rank 1 of 2, but Open MPI: rank 0 of 2"),
         (hosts(2, 1) | mpi(0, 4, 4), "TF_CONFIG: rank 1 of 2, but Open MPI: rank 0 of 4"),
         (hosts(3) | TORCHRUN, "torchrun: rank 1 of 2, but TF_CONFIG: rank 0 of 3"),

@@ -96,10 +96,18 @@ def _agree(near: Cluster, far: Cluster) -> bool:
     if far.num_tasks == 1:
         return True
     if near.num_tasks == far.num_tasks:
-        return near.rank == far.rank or bool(near.ps)
+        same_hosts = {_on_one_host(near), _on_one_host(far)} != {True, False}
+        return (near.rank == far.rank and same_hosts) or bool(near.ps)
     if near.task == "evaluator":  # it is not counted
         return near.num_tasks + 1 == far.num_tasks
     return near.local_size < near.size and far.num_tasks < near.num_tasks
+
+
+def _on_one_host(cluster: Cluster) -> bool | None:
+    """Returns whether all workers are on this host; None if that is unknown."""
+    if cluster.local_size == cluster.size:
+        return True
+    return False if cluster.addresses or cluster.local_size > 1 else None
 
 
 def warning(environ: Environ) -> str:
