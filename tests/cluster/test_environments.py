@@ -17,6 +17,7 @@ from tests.cluster.test_membership import (
     TRAIN_JOB,
     tf_config,
 )
+from tests.support import ROOT
 from tfdist.cluster import Cluster, discover, environments
 from tfdist.cluster.environments import hints
 from tfdist.errors import ClusterError
@@ -52,6 +53,12 @@ def hosts(number: int, index: int = 0) -> Variables:
 
 #: What tfdist's launcher sets on one host.
 LOCAL = tf_config(index=1, worker=["127.0.0.1:2222", "127.0.0.1:2223"])
+
+
+def test_documentation_lists_every_environment() -> None:
+    text = (ROOT / "docs/clusters.md").read_text()
+    for environment in environments.TABLE:
+        assert getattr(environment, "rank", environment.name) in text
 
 
 @pytest.mark.parametrize(

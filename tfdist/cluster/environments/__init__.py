@@ -58,8 +58,8 @@ def readings(environ: Environ) -> list[Reading]:
     Raises:
         ClusterError: The variables of one are incomplete or inconsistent.
     """
-    found = ((environment, environment.detect(environ)) for environment in TABLE)
-    return [Reading(name, environment.read(environ)) for environment, name in found if name]
+    detected = ((environment, environment.detect(environ)) for environment in TABLE)
+    return [Reading(name, environment.read(environ)) for environment, name in detected if name]
 
 
 def decide(environ: Environ) -> Cluster:
@@ -69,11 +69,11 @@ def decide(environ: Environ) -> Cluster:
         ClusterError: The variables of an environment are incomplete or inconsistent, or two
             environments disagree.
     """
-    found = readings(environ)
-    if not found:
-        texts = (*hints.allocations(environ), *_hint_texts(environ, found))
+    applicable = readings(environ)
+    if not applicable:
+        texts = (*hints.allocations(environ), *_hint_texts(environ, applicable))
         return Cluster("one process", rank=0, size=1, environments=texts)
-    first, *others = found
+    first, *others = applicable
     for other in others:
         is_shell = other.variable == slurm.RANK and slurm.is_interactive(environ)
         if not (is_shell or _agree(first.cluster, other.cluster)):
@@ -82,7 +82,7 @@ def decide(environ: Environ) -> Cluster:
                 "start it once for all of them. Otherwise ignore one of the two: unset "
                 f"{other.variable}, or unset {first.variable}."
             )
-    texts = (f"{first} (used)", *map(str, others), *_hint_texts(environ, found))
+    texts = (f"{first} (used)", *map(str, others), *_hint_texts(environ, applicable))
     return dataclasses.replace(first.cluster, environments=texts if len(texts) > 1 else ())
 
 
@@ -128,18 +128,18 @@ def warning(environ: Environ) -> str:
     )
 
 
-def _hint_texts(environ: Environ, found: Sequence[Reading]) -> tuple[str, ...]:
-    return tuple(f"{hint.text} (no rank)" for hint in _unexplained(environ, found))
+def _hint_texts(environ: Environ, applicable: Sequence[Reading]) -> tuple[str, ...]:
+    return tuple(f"{hint.text} (no rank)" for hint in _unexplained(environ, applicable))
 
 
-def _unexplained(environ: Environ, found: Sequence[Reading]) -> list[hints.Hint]:
+def _unexplained(environ: Environ, applicable: Sequence[Reading]) -> list[hints.Hint]:
     """Returns the hints at more processes or hosts than the environments have."""
-    if not found:
+    if not applicable:
         return list(hints.read(environ)) or list(hints.indices(environ))
-    cluster = found[0].cluster
+    cluster = applicable[0].cluster
     on_one_host = cluster.local_size == cluster.size
     # Other variables of an environment that was read are no news.
-    families = {family for one in found if (family := one.variable.partition("_")[0])}
+    families = {family for one in applicable if (family := one.variable.partition("_")[0])}
     return [
         hint
         for hint in hints.read(environ)
@@ -150,5 +150,5 @@ def _unexplained(environ: Environ, found: Sequence[Reading]) -> list[hints.Hint]
 
 def read_mpi(environ: Environ) -> Cluster | None:
     """Returns what the launcher of MPI programs says that started this process, if any."""
-    found = next((one for one in (*mpi.LAUNCHERS, mpi.PMI) if one.detect(environ)), None)
-    return found.read(environ) if found else None
+    launcher = next((one for one in (*mpi.LAUNCHERS, mpi.PMI) if one.detect(environ)), None)
+    return launcher.read(environ) if launcher else None
