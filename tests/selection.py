@@ -43,6 +43,7 @@ QUICK: dict[str, float] = {
     "tests/pipelines/console/test_parallel_tasks.py": 2,
     "tests/pipelines/reading/test_division.py": 1,
     "tests/pipelines/test_commands.py": 1,
+    "tests/pipelines/test_cores.py": 0.1,
     "tests/tools/plan/test_scaling.py": 1,
     "tests/run/test_catalogue.py": 0.1,
     "tests/run/test_flags.py": 5,

@@ -191,3 +191,18 @@ def test_script_that_names_its_devices_may_use_tensorflow_first(tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(ADAPTED)
     assert run(sys.executable, str(script)).stdout.strip() == str(CPUS[:3])
+
+
+@pytest.mark.parametrize(("num_cores", "is_set", "expected"), [(1, 0, [1]), (2, 0, []), (1, 4, [])])
+def test_threads_follow_the_cores_of_the_process(
+    num_cores: int, is_set: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(devices, "num_cores", lambda: num_cores)
+    monkeypatch.setattr(devices, "has_started", lambda: False)
+    threading = devices.tf.config.threading
+    monkeypatch.setattr(threading, "get_intra_op_parallelism_threads", lambda: is_set)
+    monkeypatch.setattr(threading, "set_intra_op_parallelism_threads", calls.append)
+    devices._limit_threads()
+    assert calls == expected

@@ -77,6 +77,17 @@ print(me.source, me.rank, me.size, me.local_rank, me.local_size)
     assert lines == ["[0] TF_CONFIG 0 2 0 2", "[1] TF_CONFIG 1 2 1 2"]
 
 
+def test_launcher_in_each_of_several_processes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    command = ["--num-workers", "2", "--", sys.executable, program(tmp_path, "")]
+    assert main(command) == 1
+    assert "PMI started 2 processes" in capsys.readouterr().err
+    assert main(["--dry-run", *command]) == 0  # the launcher itself is not one of them
+
+
 def test_first_failure_terminates_all_workers(tmp_path: Path) -> None:
     body = f"{LINGERS}\nif rank == 1: raise SystemExit(7)\ntime.sleep(600)"
     done = launch_program(tmp_path, body, "--num-workers", "3")

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from pipelines.cores import num_cores
 from tfdist import cluster
+from tfdist.cluster import gpus as gpus_of_workers
 from tfdist.cluster.remote import connection
 from tfdist.errors import ConfigurationError, DeviceError
 from tfdist.upstream.tensorflow_runtime import has_started
@@ -153,7 +155,10 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     Raises:
         DeviceError: There are too few devices, or a device does not exist.
         ClusterError: A server of another host does not answer.
+        ConfigurationError: CUDA_VISIBLE_DEVICES names a GPU twice.
     """
+    gpus_of_workers.visible(os.environ)  # raises an error if a GPU occurs twice
+    _limit_threads()
     if devices is None:
         return _all(default_cpus)
     if isinstance(devices, int):
@@ -239,6 +244,17 @@ def _normalized(devices: str | Sequence[str]) -> list[str]:
     return [name.upper().removeprefix("/").removeprefix("DEVICE:") for name in names]
 
 
+def _limit_threads() -> None:
+    """Makes TensorFlow use as many threads per operation as this process may use cores.
+
+    By default it uses as many as the process is bound to, without regard to a container's limit.
+    """
+    cores = num_cores()
+    is_set = tf.config.threading.get_intra_op_parallelism_threads()
+    if cores < len(os.sched_getaffinity(0)) and not is_set and not has_started():
+        tf.config.threading.set_intra_op_parallelism_threads(cores)
+
+
 def _all(default_cpus: int) -> list[str]:
     """Returns all GPUs, or up to `default_cpus` logical CPU devices."""
     try:
@@ -270,7 +286,7 @@ def _split_cpu(num_devices: int) -> None:
     configured = tf.config.get_logical_device_configuration(cpu)
     if num_devices <= len(configured or [None]):
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     if num_devices > max(_MANY_CPUS, 2 * cores):
         warnings.warn(
             f"{num_devices} logical CPU devices on {cores} CPU cores: the first step may take "

@@ -13,16 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfdist.cluster.launcher import horovod, manifests, mpirun, plan, processes, train_flags
+from tfdist.cluster import discover
+from tfdist.cluster.environments import slurm
+from tfdist.cluster.launcher import manifests, mpirun, plan, processes, train_flags
 from tfdist.cluster.launcher.options import Options, parse
 from tfdist.cluster.launcher.plan import Process
 from tfdist.cluster.launcher.processes import Streams
 from tfdist.cluster.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 from tfdist.cluster.messages import SECRET, secret_environ
-from tfdist.cluster.networks import interface_towards
+from tfdist.cluster.networks import check_own_name, interface_towards
 from tfdist.console import command
 from tfdist.console.settings_file import Setting
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.strategies import STRATEGIES, current_name
 from tfdist.strategies.mesh import parse as parse_mesh
 
@@ -58,6 +60,8 @@ def launch(options: Options) -> Failure | None:
     Raises:
         TfdistError: The workers cannot be started.
     """
+    if not (options.hosts or options.dry_run or options.print_slurm or options.print_k8s):
+        _check_alone()
     if options.print_slurm:
         print(manifests.slurm(options.resuming), end="")
     elif options.print_k8s:
@@ -72,6 +76,21 @@ def launch(options: Options) -> Failure | None:
         restarts = Restarts(options.max_restarts)
         return run_with_restarts(lambda: _attempt(options, restarts), restarts)
     return None
+
+
+def _check_alone() -> None:
+    """Raises an error in one of several processes, each of which would start a run of its own.
+
+    Raises:
+        ClusterError: Another launcher or a platform started several processes.
+    """
+    outer = discover()
+    if outer.size > 1 and not slurm.is_interactive(os.environ):
+        raise ClusterError(
+            f"{outer.source} started {outer.size} processes, and the launcher would start a "
+            "separate run in each. Start the training command directly in each of them, without "
+            "the launcher; or start the launcher in each with --hosts and --on."
+        )
 
 
 def with_strategy(options: Options) -> Options:
@@ -181,7 +200,7 @@ def _run_workers(
         seconds: Time after which they are preempted; None: never.
     """
     if options.on and options.by_horovod and not options.dry_run:
-        horovod.check_host_name()
+        check_own_name(is_alone=len(options.hosts) == 1)
     slots = plan.slots(options.hosts or {plan.LOCAL: options.num_workers})
     planned = plan.workers(
         options.command,

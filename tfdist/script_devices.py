@@ -9,15 +9,12 @@ installs a hook that creates two logical CPU devices in the first operation, so 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import sys
 from pathlib import Path
 
 _NUMBER = re.compile(r"\bdevices\s*=\s*(\d+)\b")
 _MAX_DEVICES = 64
-#: Environment variables of launchers, whose processes have one device each.
-_LAUNCHERS = ("TF_CONFIG", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HOROVOD_SIZE", "SLURM_NTASKS")
 
 
 def prepare() -> None:
@@ -31,12 +28,22 @@ def prepare() -> None:
     upstream.before_start(lambda: devices.configure(number))
 
 
+def _has_peers() -> bool:
+    """Returns whether this is one of several workers, which have one device each."""
+    from tfdist.cluster import discover
+    from tfdist.errors import ClusterError
+
+    try:
+        return discover().size > 1
+    except ClusterError:
+        return True  # creating a strategy raises the error
+
+
 def _named_by_script() -> int:
     """Returns the largest N of `devices=N` in the text of this script; 0 if there is none."""
     program = Path(sys.argv[0]).absolute()  # "-m" or "-c" without a script
     is_command = Path(__file__).parent in program.parents
-    launched = any(os.environ.get(name) for name in _LAUNCHERS)
-    if program.suffix != ".py" or is_command or launched or multiprocessing.parent_process():
+    if program.suffix != ".py" or is_command or multiprocessing.parent_process() or _has_peers():
         return 0
     try:
         text = program.read_text()

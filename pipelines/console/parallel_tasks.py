@@ -37,11 +37,6 @@ class _CanceledError(Exception):
     """Ends a task whose result is no longer needed."""
 
 
-def default_num_workers() -> int:
-    """Returns the number of processes that can run at the same time on this machine."""
-    return len(os.sched_getaffinity(0))
-
-
 def run(
     function: Callable[[Task, Advance], Result],
     tasks: Sequence[Task],

@@ -12,7 +12,8 @@ from jsonargparse.typing import PositiveInt
 from pydantic import TypeAdapter, ValidationError
 
 from pipelines import storage
-from pipelines.console import command_line, parallel_tasks
+from pipelines.console import command_line
+from pipelines.cores import num_cores
 from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.feature import Feature
@@ -49,9 +50,7 @@ def _make(
     if not shards:
         raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
-    index, table = make_index(
-        shards, target, declared, num_workers or parallel_tasks.default_num_workers()
-    )
+    index, table = make_index(shards, target, declared, num_workers or num_cores())
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     link_shards(index, shards, target)

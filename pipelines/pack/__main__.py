@@ -14,7 +14,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from pipelines import storage
-from pipelines.console import command_line, parallel_tasks
+from pipelines.console import command_line
+from pipelines.cores import num_cores
 from pipelines.errors import DataError
 from pipelines.sources import SOURCES
 
@@ -81,7 +82,7 @@ def _pack(
         index = pack(
             plan,
             storage.at(dest),
-            num_workers or parallel_tasks.default_num_workers(),
+            num_workers or num_cores(),
             part=chosen,
             finish=finish,
             by_ray=via == "ray",

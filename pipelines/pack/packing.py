@@ -19,6 +19,7 @@ import numpy as np
 
 from pipelines import storage
 from pipelines.console import parallel_tasks, ray_tasks
+from pipelines.cores import num_cores
 from pipelines.errors import DataError
 from pipelines.format.examples import encode
 from pipelines.format.index import Index, Shard
@@ -268,7 +269,7 @@ def pack_dataset(
         DataError: The source cannot be packed, or the folder contains something else.
     """
     plan = make_plan(location, kind, num_shards, seed, compression, source_options)
-    num_workers = num_workers or parallel_tasks.default_num_workers()
+    num_workers = num_workers or num_cores()
     return cast(Index, pack(plan, storage.at(directory), num_workers))
 
 

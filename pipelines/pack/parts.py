@@ -21,7 +21,9 @@ _VARIABLES = (
     ("JOB_COMPLETION_INDEX", ""),  # Kubernetes has no variable for the number
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a batch script has no step, and is one process
 )
 #: Stands for `--image`. No registry accepts it, because repositories are lowercase.
 _IMAGE = "REGISTRY/tfdist:TAG"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import tensorflow as tf
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
+from pipelines.cores import num_cores
 from pipelines.errors import DataError
 
 _READ_AHEAD, _CACHE_DIR = "PIPELINES_READ_AHEAD", "PIPELINES_CACHE_DIR"
@@ -109,7 +110,7 @@ def _no_autotuning() -> tf.data.Options:
     options = tf.data.Options()
     options.autotune.enabled = False
     # The default is at most 16; autotuning would raise it to the number of cores.
-    options.autotune.initial_parallelism = os.cpu_count() or 1
+    options.autotune.initial_parallelism = num_cores()
     return options
 
 

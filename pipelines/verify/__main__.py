@@ -9,7 +9,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from pipelines import storage
-from pipelines.console import command_line, parallel_tasks
+from pipelines.console import command_line
+from pipelines.cores import num_cores
 from pipelines.errors import DataError
 
 _DESCRIPTION = """Checks every record of a folder: its checksums, that it matches the features of
@@ -28,7 +29,7 @@ def _verify(directory: str, decode: bool = False, num_workers: int | None = None
     findings = verify(
         storage.at(directory),
         decode=decode,
-        num_workers=num_workers or parallel_tasks.default_num_workers(),
+        num_workers=num_workers or num_cores(),
     )
     problems = [f"{found.path}: {problem}" for found in findings for problem in found.problems]
     for problem in problems:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 
+from tfdist.cluster import networks
 from tfdist.cluster.networks import Host, interface_towards, reachable, this_host
 from tfdist.errors import ClusterError
 
@@ -38,3 +44,87 @@ def test_interface_towards_a_host() -> None:
     assert interface_towards("127.0.0.1") == "lo"
     with pytest.raises(ClusterError, match="Cannot reach 'no such host'"):
         interface_towards("no such host")
+
+
+def test_hosts_without_ipv4_use_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for number in (1, 2):
+        addresses = {
+            "lo": [_address("::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")],
+            "eth0": [
+                _address(f"fe80::{number}%eth0", "ffff:ffff:ffff:ffff::"),
+                _address(f"fd00:77::{number}", "ffff:ffff:ffff:ffff::"),
+            ],
+        }
+        monkeypatch.setattr(networks.psutil, "net_if_addrs", lambda known=addresses: known)
+        up = {name: SimpleNamespace(isup=True) for name in addresses}
+        monkeypatch.setattr(networks.psutil, "net_if_stats", lambda known=up: known)
+        found.append(this_host())
+    assert [one.interfaces for one in found] == [
+        (("fd00:77::1", "fd00:77::/64"),),
+        (("fd00:77::2", "fd00:77::/64"),),
+    ]
+    assert reachable(found) == ["fd00:77::1", "fd00:77::2"]
+
+
+def _address(address: str, netmask: str) -> SimpleNamespace:
+    return SimpleNamespace(address=address, netmask=netmask, family=socket.AF_INET6)
+
+
+def test_containers_with_the_same_address_are_different_hosts() -> None:
+    bridged = host("172.18.0.2")
+    with pytest.raises(ClusterError, match="'b' has no address that the other hosts can reach"):
+        reachable([bridged._replace(name="a"), Host((), "127.0.0.1", "b")])
+
+
+@pytest.mark.parametrize(
+    ("address", "is_alone", "fits"),
+    [
+        ("10.0.0.1", False, True),
+        ("127.0.1.1", False, False),
+        ("127.0.1.1", True, True),
+        ("", False, False),
+        ("", True, False),
+    ],
+)
+def test_own_name_resolves_for_horovod(
+    address: str, is_alone: bool, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolve(name: str) -> str:
+        if not address:
+            raise socket.gaierror(-2, "Name or service not known")
+        return address
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    with nullcontext() if fits else pytest.raises(ClusterError, match="to /etc/hosts"):
+        networks.check_own_name(is_alone)
+
+
+def test_loopback_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {"lo": SimpleNamespace(isup=False)}
+    monkeypatch.setattr(networks.psutil, "net_if_stats", lambda: states)
+    networks.check_loopback("10.0.0.1")
+    with pytest.raises(ClusterError, match="ip link set lo up"):
+        networks.check_loopback("127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, {}),
+        ({"no_proxy": "a"}, {"no_proxy": "a"}),
+        ({"http_proxy": "p"}, {"no_proxy": "fd00::1,b"}),
+        ({"HTTPS_PROXY": "p", "NO_PROXY": "a, b"}, {"no_proxy": "a,b,fd00::1"}),
+        (
+            {"grpc_proxy": "p", "no_grpc_proxy": "a", "no_proxy": "c"},
+            {"no_grpc_proxy": "a,fd00::1,b", "no_proxy": "c,fd00::1,b"},
+        ),
+    ],
+)
+def test_workers_are_connected_without_a_proxy(
+    environ: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", environ)
+    before = dict(environ)
+    networks.bypass_proxy(["[fd00::1]:1", "b:2", "b:3"])
+    assert environ == before | expected

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.cluster import environments as slurm
-from tfdist.cluster import membership
+from tfdist.cluster import Cluster, discover
+from tfdist.cluster.environments import slurm
 from tfdist.errors import ClusterError
 
 
@@ -65,47 +63,51 @@ def environ(rank: int, size: int, nodes: str, tasks: str, **more: str) -> dict[s
     }
 
 
+def read(variables: dict[str, str]) -> Cluster:
+    return slurm.Slurm().read(variables)
+
+
 def test_all_ranks_compute_the_same_addresses() -> None:
-    seen = [slurm.read_slurm(environ(rank, 3, "n[1-2]", "2,1")) for rank in range(3)]
+    seen = [read(environ(rank, 3, "n[1-2]", "2,1")) for rank in range(3)]
     first = seen[0]
-    assert first is not None
     hosts = [address.partition(":")[0] for address in first.addresses]
     ports = [int(address.partition(":")[2]) for address in first.addresses]
     assert hosts == ["n1", "n1", "n2"]
     assert ports == [ports[0], ports[0] + 1, ports[0]]
     assert all(12000 <= port < 32768 for port in ports)
-    for cluster in seen:
-        assert cluster is not None
-        assert cluster.addresses == first.addresses
-    assert [cluster.local_size for cluster in seen if cluster] == [2, 2, 1]
+    assert {cluster.addresses for cluster in seen} == {first.addresses}
+    assert [cluster.local_size for cluster in seen] == [2, 2, 1]
 
 
-def test_batch_script_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tasks", [{}, {"SLURM_NTASKS": "4"}])
+def test_batch_script_is_a_single_process(tasks: dict[str, str]) -> None:
     variables = {
+        "SLURM_JOB_ID": "7",
         "SLURM_PROCID": "0",
-        "SLURM_NTASKS": "2",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "SLURM_TASKS_PER_NODE": "1(x2)",
+        "SLURM_JOB_NODELIST": "n1",
+        "SLURM_TASKS_PER_NODE": "8",
     }
-    monkeypatch.setattr(os, "environ", variables)
-    monkeypatch.setattr(membership, "_discovered", membership.discover)
-    monkeypatch.setattr(membership, "_in_use", None)
-    assert membership.size() == 2  # if the script asks for the cluster
-    assert membership.started_together() is None
-    monkeypatch.setenv("SLURM_STEP_NODELIST", "n[1-2]")
-    assert membership.started_together() == membership.current()
+    cluster = discover(variables | tasks)
+    assert (cluster.source, cluster.size) == ("one process", 1)
+    assert cluster.environments == ("Slurm: batch script or shell, one process",)
+
+
+def test_components_of_a_heterogeneous_job_are_one_cluster() -> None:
+    # The variables of a step describe all of its components, of which two may share a host.
+    seen = [read(environ(rank, 4, "n[1-2],n1", "1,2,1", SLURM_HET_SIZE="2")) for rank in range(4)]
+    assert len({cluster.addresses for cluster in seen}) == 1
+    assert len(set(seen[0].addresses)) == 4
+    assert [cluster.local_rank for cluster in seen] == [0, 0, 1, 1]
+    assert [cluster.local_size for cluster in seen] == [2, 2, 2, 2]
 
 
 def test_steps_of_a_job_do_not_share_ports() -> None:
-    one, two = (slurm.read_slurm(environ(0, 1, "n1", "1", SLURM_STEP_ID=step)) for step in "01")
-    assert one is not None
-    assert two is not None
+    one, two = (read(environ(0, 2, "n1", "2", SLURM_STEP_ID=step)) for step in "01")
     assert one.addresses != two.addresses
 
 
 def test_cyclic_distribution_of_tasks() -> None:
-    cluster = slurm.read_slurm(environ(1, 4, "n[1-2]", "2(x2)", SLURM_DISTRIBUTION="cyclic"))
-    assert cluster is not None
+    cluster = read(environ(1, 4, "n[1-2]", "2(x2)", SLURM_DISTRIBUTION="cyclic"))
     assert [address[:2] for address in cluster.addresses] == ["n1", "n2", "n1", "n2"]
 
 
@@ -122,4 +124,4 @@ def test_cyclic_distribution_of_tasks() -> None:
 )
 def test_contradictory_variables_raise(variables: dict[str, str], message: str) -> None:
     with pytest.raises(ClusterError, match=message):
-        slurm.read_slurm(variables)
+        read(variables)

@@ -178,6 +178,13 @@ def test_overlapping_gpus_raise_on_every_worker() -> None:
     assert all("use different sets of GPUs that overlap in GPU-" in error for error in found)
 
 
+@pytest.mark.parametrize("value", ["1,1", "1, 01", "0,GPU-00", "GPU-00-abcdef,GPU-00", "2,3,2"])
+def test_gpu_that_occurs_twice_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inherit(monkeypatch, value)
+    with pytest.raises(ConfigurationError, match=r"names the GPU \S+ twice. Name each GPU once"):
+        visible_by_worker(2, 1)
+
+
 def test_thousands_of_workers_are_divided_at_once() -> None:
     hosts = [[f"GPU-{host}-{i}" for i in range(8)] for host in range(512)]
     divided = gpus.divide([hosts[rank // 8] for rank in range(4096)], share=False)

@@ -27,6 +27,10 @@ def visible(environ: Environ) -> list[str] | None:
     """Returns the valid entries of `CUDA_VISIBLE_DEVICES`, or None if it is not set.
 
     CUDA ignores everything from the first invalid entry on: `0,-1,1` shows only GPU 0.
+
+    Raises:
+        ConfigurationError: An entry occurs twice. CUDA would then show no GPU at all, and a
+            launcher would assign the GPU to two workers.
     """
     text = environ.get(VISIBLE)
     if text is None:
@@ -36,7 +40,16 @@ def visible(environ: Environ) -> list[str] | None:
         if not _ENTRY.fullmatch(entry.strip()):
             break
         entries.append(entry.strip())
+    _check_different(environ, [str(int(one)) if one.isdecimal() else one for one in entries])
     return entries
+
+
+def _check_different(environ: Environ, names: Sequence[str]) -> None:
+    """Raises an error if two entries of CUDA_VISIBLE_DEVICES have the same name."""
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise ConfigurationError(
+            f"{VISIBLE}={environ[VISIBLE]} names the GPU {twice} twice. Name each GPU once."
+        )
 
 
 def installed() -> list[str]:
@@ -86,6 +99,9 @@ def assigned(num_gpus: int, local_rank: int, environ: Environ) -> dict[str, str]
         # Without nvidia-smi the number is unknown. The worker reports missing GPUs.
         number = len(installed()) or end
         entries, available = [str(i) for i in range(number)], f"this host has {number}"
+    elif not all(entry.isdecimal() for entry in entries):
+        uuids = installed()  # two names of the same GPU may differ
+        _check_different(environ, [_uuid(entry, uuids) for entry in entries])
     if end > len(entries):
         raise ConfigurationError(
             f"--gpus-per-worker {num_gpus} needs {end} GPUs for {local_rank + 1} workers on this "

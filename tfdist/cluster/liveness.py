@@ -18,8 +18,8 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from tfdist.cluster.networks import listen_address
-from tfdist.cluster.record import split
+from tfdist.cluster.networks import bypass_proxy, listen_address
+from tfdist.cluster.record import joined, split
 from tfdist.errors import ClusterError
 
 #: The beginning of an HTTP/2 connection (RFC 9113, 3.4): preface and empty settings. A gRPC server
@@ -99,7 +99,8 @@ def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
     if size == 1 or "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ:
         return {}
     deadline = time.monotonic() + seconds
-    address = f"{os.environ.get('HOROVOD_HOSTNAME', 'localhost')}:{start_responder()}"
+    bypass_proxy([":".join(_server())])
+    address = joined(os.environ.get("HOROVOD_HOSTNAME", "localhost"), start_responder())
     _register(str(rank), address)
     found = _collect(size, deadline) if rank == 0 else _wait_for_list(size, deadline)
     missing = [other for other in range(size) if str(other) not in found] if found else [0]

@@ -1,7 +1,7 @@
 """The workers of a run, and the rank of this process. Imports no TensorFlow.
 
-`discover` reads the environment variables of every supported launcher. A process without a launcher
-is a cluster of one worker: rank 0 of 1, the chief.
+`discover` reads the environment variables of every supported launcher and platform. A process
+without a launcher is a cluster of one worker: rank 0 of 1, the chief.
 """
 
 from __future__ import annotations
@@ -9,21 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster import environments, rendezvous, waiting
-from tfdist.cluster.networks import free_ports
+from tfdist.cluster.networks import bypass_proxy, free_ports
 from tfdist.cluster.record import Cluster as Cluster
 from tfdist.cluster.record import Environ, local_rank_and_size
 from tfdist.errors import ClusterError
-
-#: In order of precedence: first variables that users set for a run, last those of platforms.
-_READERS = (
-    environments.read_tf_config,
-    environments.read_slurm,
-    environments.read_mpi,
-    environments.read_kubernetes,
-)
 
 #: Long, because pods do not start at the same time, and pull their images first.
 RENDEZVOUS_SECONDS = 300.0
@@ -42,7 +35,7 @@ def discover(
 ) -> Cluster:
     """Returns the cluster from the flags, or else from the variables of a launcher.
 
-    Order of precedence: flags, TF_CONFIG, Slurm, Open MPI, MPICH / Hydra, Kubernetes, one process.
+    The flags have precedence over `tfdist.cluster.environments`.
 
     Example:
         >>> cluster = tfdist.cluster.discover({}, workers=["a:2222", "b:2222"], rank=1)
@@ -55,7 +48,8 @@ def discover(
         rank: Value of `--rank`: the rank of this worker.
 
     Raises:
-        ClusterError: The flags or variables are incomplete or inconsistent.
+        ClusterError: The flags or variables are incomplete or inconsistent, or two environments
+            disagree.
     """
     if workers:
         if rank is None or not 0 <= rank < len(workers):
@@ -67,10 +61,7 @@ def discover(
         return Cluster("flags", rank, len(workers), *local, addresses=tuple(workers))
     if rank is not None:
         raise ClusterError(f"--rank {rank} needs --workers. Set both or neither.")
-    for read in _READERS:
-        if found := read(os.environ if environ is None else environ):
-            return found
-    return Cluster("one process", rank=0, size=1)
+    return environments.decide(os.environ if environ is None else environ)
 
 
 def exchange_addresses(
@@ -118,6 +109,7 @@ def exchange_addresses(
         local_size=local_size,
         gpus=tuple(own_gpus),
     )
+    bypass_proxy(addresses)
     _complete.add(complete)
     return complete
 
@@ -148,18 +140,13 @@ def leave() -> None:
 
 
 def started_together() -> Cluster | None:
-    """Returns the cluster in use if this process is one of several workers.
+    """Returns the cluster in use if this process is one of several workers, else None.
 
-    Returns:
-        None for a single process. Also None if the variables are inconsistent, or are those of a
-        Slurm batch script, which runs once: single-process strategies work in these cases.
+    Raises:
+        ClusterError: As for `discover`.
     """
-    try:
-        found = current()
-    except ClusterError:
-        return None
-    is_single = found.size == 1 or (_in_use is None and environments.is_batch_script(os.environ))
-    return None if is_single else found
+    cluster = current()
+    return None if cluster.size == 1 else cluster
 
 
 def rank() -> int:
@@ -233,4 +220,6 @@ def end() -> None:
 @functools.cache
 def _discovered() -> Cluster:
     """Returns the cluster from the environment, which does not change while a process runs."""
+    if text := environments.warning(os.environ):
+        warnings.warn(text, stacklevel=2)
     return discover()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,28 +31,40 @@ _random = random.SystemRandom()
 
 
 class Host(NamedTuple):
-    """The IPv4 addresses of a host.
+    """The addresses of a host.
 
     Attributes:
-        interfaces: Address and network of active interfaces: `("10.0.0.1", "10.0.0.0/24")`.
+        interfaces: Address and network of active interfaces: `("10.0.0.1", "10.0.0.0/24")`. Those
+            of IPv4 come first.
         default: The source address of the default route.
+        name: Its own name, because containers on different hosts may have the same addresses.
     """
 
     interfaces: tuple[tuple[str, str], ...]
     default: str
+    name: str = ""
 
 
 def this_host() -> Host:
-    """Returns the addresses of this host, without loopback."""
+    """Returns the addresses of this host, without those that only this host can reach."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
-        ipaddress.IPv4Interface(f"{one.address}/{one.netmask}")
+    active = [
+        _interface(one.address, one.netmask)
         for name, addresses in sorted(psutil.net_if_addrs().items())
         for one in addresses
-        if name in up and one.family == socket.AF_INET and one.netmask
+        if name in up and one.family in (socket.AF_INET, socket.AF_INET6) and one.netmask
     ]
-    interfaces = tuple((str(one.ip), str(one.network)) for one in found if not one.is_loopback)
-    return Host(interfaces, _default())
+    usable = [one for one in active if not (one.ip.is_loopback or one.ip.is_link_local)]
+    usable.sort(key=lambda one: one.version)
+    interfaces = tuple((str(one.ip), str(one.network)) for one in usable)
+    return Host(interfaces, _default(), socket.gethostname())
+
+
+def _interface(address: str, netmask: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
+    """Returns an interface. The module `ipaddress` accepts no IPv6 network masks."""
+    address = address.partition("%")[0]
+    prefix = int(ipaddress.ip_address(netmask)).bit_count()
+    return ipaddress.ip_interface(f"{address}/{prefix}")
 
 
 def reachable(hosts: Sequence[Host]) -> list[str]:
@@ -63,6 +76,9 @@ def reachable(hosts: Sequence[Host]) -> list[str]:
 
     Args:
         hosts: By rank; a host appears once for each of its workers.
+
+    Raises:
+        ClusterError: A host has only loopback addresses, but there are other hosts.
     """
     distinct = set(hosts)
     if len(distinct) == 1:
@@ -75,6 +91,11 @@ def reachable(hosts: Sequence[Host]) -> list[str]:
     for _, network in hosts[0].interfaces:
         if all(network in networks for networks in by_network.values()):
             return [by_network[host][network] for host in hosts]
+    if lone := next((host for host in hosts if _is_loopback(host.default)), None):
+        raise ClusterError(
+            f"The host {lone.name!r} has no address that the other hosts can reach. Connect it to "
+            "their network: ip addr; ip route."
+        )
     return [host.default for host in hosts]
 
 
@@ -130,17 +151,88 @@ def address_towards(host: str) -> str:
 
 def _default() -> str:
     """Returns the source address of the default route, or the loopback address without one."""
-    return _source("192.0.2.1") or _LOOPBACK  # an address reserved for documentation
+    # Addresses that are reserved for documentation
+    return _source("192.0.2.1") or _source("2001:db8::1") or _LOOPBACK
 
 
 def _source(host: str) -> str:
     """Returns the source address of packets to a host; empty if there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
-        try:
-            udp_socket.connect((host, 9))  # sends nothing
-        except OSError:
-            return ""
-        return str(udp_socket.getsockname()[0])
+    try:
+        targets = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return ""
+    for family, kind, _, _, address in targets:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as udp_socket:
+            udp_socket.connect(address)  # sends nothing
+            return str(udp_socket.getsockname()[0])
+    return ""
+
+
+def check_loopback(host: str) -> None:
+    """Checks that workers on this host can connect to each other.
+
+    Args:
+        host: Name or address of rank 0's host; others than this one are not checked.
+
+    Raises:
+        ClusterError: It is the loopback interface, which is down.
+    """
+    states = psutil.net_if_stats()
+    if _is_loopback(host) and "lo" in states and not states["lo"].isup:
+        raise ClusterError(
+            "Workers on one host connect over the loopback interface, which is down here. Run: ip "
+            "link set lo up."
+        )
+
+
+def check_own_name(is_alone: bool) -> None:
+    """Checks that this host's name resolves to an address that the other workers can reach.
+
+    Horovod 0.28.1 uses the given interface only for its first connections. For connections of
+    process sets (`GlooContext::InitializeForProcessSet`), it resolves the host's own name, and
+    crashes if that fails.
+
+    Args:
+        is_alone: Whether all workers are on this host.
+
+    Raises:
+        ClusterError: The name does not resolve, or resolves to a loopback address although there
+            are other hosts.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)  # Horovod's Gloo uses IPv4 only
+    except OSError:
+        address = ""
+    if not address or (address.startswith("127.") and not is_alone):
+        entry = f"'127.0.0.1 {name}'" if is_alone else f"the host's address and {name!r}"
+        raise ClusterError(
+            f"This host's name {name!r} resolves to {address or 'no IPv4 address'}, but Horovod's "
+            f"Gloo lets other workers connect to it. Add {entry} to /etc/hosts, or use --strategy "
+            "multi_worker or --via mpirun."
+        )
+
+
+#: Variables with a proxy that gRPC uses.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+
+
+def bypass_proxy(addresses: Iterable[str]) -> None:
+    """Makes this process connect to other workers directly, also with a proxy in its environment.
+
+    Args:
+        addresses: `"host:port"` of the workers.
+    """
+    names = [*_PROXIES, *(name.upper() for name in _PROXIES)]
+    if not any(os.environ.get(name) for name in names):
+        return
+    hosts = dict.fromkeys(split(address)[0] for address in addresses)
+    # gRPC reads the first of these that is set, and Python's libraries the last.
+    for name in ("no_grpc_proxy", "no_proxy"):
+        before = os.environ.get(name, os.environ.get(name.upper(), ""))
+        if before or name == "no_proxy":
+            entries = dict.fromkeys(filter(None, [*map(str.strip, before.split(",")), *hosts]))
+            os.environ[name] = ",".join(entries)
 
 
 @contextlib.contextmanager

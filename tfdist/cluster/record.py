@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfdist.errors import ClusterError
 
@@ -34,6 +35,8 @@ class Cluster:
         has_chief: Whether the first worker has the task type `"chief"`.
         master: `"host:port"` at which rank 0 listens for the other workers; empty if there is none.
         gpus: Indices of this worker's GPUs among the GPUs that it sees.
+        environments: What each environment of this process says, if there are several; see
+            `environments.decide`.
     """
 
     source: str
@@ -47,6 +50,7 @@ class Cluster:
     has_chief: bool = False
     master: str = ""
     gpus: tuple[int, ...] = ()
+    environments: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         last = self.size + len(self.ps)
@@ -62,14 +66,22 @@ class Cluster:
                 f"{self.source} has local rank {self.local_rank} of {self.local_size} workers on "
                 f"this host: expected a local rank from 0 to {self.local_size - 1}."
             )
-        for address in (*self.addresses, *self.ps, *filter(None, [self.master])):
-            split(address)
+        for name in ("addresses", "ps"):
+            bracketed = tuple(joined(*split(address)) for address in getattr(self, name))
+            object.__setattr__(self, name, bracketed)
+        if self.master:
+            object.__setattr__(self, "master", joined(*split(self.master)))
         check_distinct(self.source, (*self.addresses, *self.ps))
         if self.addresses and len(self.addresses) != self.size:
             raise ClusterError(
                 f"{self.source} has {len(self.addresses)} addresses for {self.size} workers: "
                 "expected one per worker."
             )
+
+    @property
+    def num_tasks(self) -> int:
+        """The number of workers and parameter servers."""
+        return self.size + len(self.ps)
 
     @property
     def is_chief(self) -> bool:
@@ -109,7 +121,11 @@ class Cluster:
             rows["workers"] = ", ".join(self.addresses)
         if self.ps:
             rows["parameter servers"] = ", ".join(self.ps)
-        return rows | describe_binding(self.local_size)
+        return rows | self.describe_environments() | describe_binding(self.local_size)
+
+    def describe_environments(self) -> dict[str, str]:
+        """Returns a row about the environments of this process, if one of them was not used."""
+        return {"environments": "; ".join(self.environments)} if self.environments else {}
 
 
 def describe_binding(local_size: int) -> dict[str, str]:
@@ -134,18 +150,34 @@ def describe_binding(local_size: int) -> dict[str, str]:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Splits `"host:port"`. An IPv6 host is in brackets.
+    """Splits `"host:port"`. An IPv6 host should be in brackets.
 
     Raises:
         ClusterError: The address is invalid.
     """
     host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    host = host.removeprefix("[").removesuffix("]")
+    is_host = bool(host) and (":" not in host or _is_ipv6(host))
+    if not (is_host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise ClusterError(
             f"Address {address!r}: expected host:port with a port from 1 to 65535, as in "
-            "10.0.0.1:2222."
+            "10.0.0.1:2222 or [fd00::1]:2222."
         )
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """Returns `"host:port"`, with brackets around an IPv6 host, as TensorFlow needs them."""
+    host = host.removeprefix("[").removesuffix("]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def check_distinct(source: str, addresses: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from tfdist.cluster import messages
-from tfdist.cluster.record import split
+from tfdist.cluster.record import joined, split
 from tfdist.errors import ClusterError
 
 #: Children of each worker.
@@ -56,7 +56,7 @@ class Relay:
                 self._serve, self._host, 0, limit=messages.FIRST_LIMIT, backlog=FANOUT
             )
             port = self._server.sockets[0].getsockname()[1]
-            self.address = f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+            self.address = joined(self._host, port)
         return self
 
     async def __aexit__(

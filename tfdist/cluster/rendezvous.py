@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tfdist.cluster import gpus as gpus_of_workers
 from tfdist.cluster import messages, networks, relay
 from tfdist.cluster.networks import check_free, reserved_ports
-from tfdist.cluster.record import Cluster, split
+from tfdist.cluster.record import Cluster, joined, split
 from tfdist.errors import ClusterError
 
 #: Time limit for receiving one message.
@@ -110,6 +110,7 @@ async def meeting(
         gpus=list(gpus),
     )
     place = cluster.addresses[0] if cluster.addresses else cluster.master
+    networks.check_loopback(split(place)[0])
     if cluster.rank == 0:
         return await _Rank0(cluster, place, me, seconds, share_gpus).run()
     if cluster.addresses:
@@ -142,7 +143,7 @@ class _Rank0:
     async def run(self) -> Meeting:
         """Waits for all workers, sends the reply to them, and returns the result."""
         # The other workers have reached rank 0 by this host name.
-        with _reserve_address(self._me, self._place.rpartition(":")[0]) as address:
+        with _reserve_address(self._me, split(self._place)[0]) as address:
             self._workers[0] = self._me.model_copy(update={"address": address})
             return await self._run()
 
@@ -290,7 +291,7 @@ async def _try_to_join(place: str, me: _Worker, known: tuple[str, ...]) -> Meeti
     reader, writer = await asyncio.open_connection(host, port, limit=messages.LIMIT)
     local = writer.get_extra_info("sockname")[0]
     # Reserve the port until all workers have one, so that workers on one host get different ports.
-    with _reserve_address(me, f"[{local}]" if ":" in local else local) as address:
+    with _reserve_address(me, local) as address:
         async with relay.Relay(me.rank, 0 if known else me.size, local) as children:
             places = {"address": address, "relay": children.address}
             answer = await _exchange(reader, writer, me.model_copy(update=places))
@@ -311,7 +312,7 @@ def _reserve_address(me: _Worker, host: str) -> Iterator[str]:
         yield me.address
         return
     with reserved_ports(1) as (port,):
-        yield f"{host}:{port}"
+        yield joined(host, port)
 
 
 async def _exchange(
@@ -393,7 +394,9 @@ def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Me
         # Finalize now. At exit, it would wait for ranks that have failed.
         mpi.Finalize()
     hosts = networks.reachable([host for host, _, _ in gathered])
-    addresses = tuple(f"{host}:{port}" for host, (_, port, _) in zip(hosts, gathered, strict=True))
+    addresses = tuple(
+        joined(host, port) for host, (_, port, _) in zip(hosts, gathered, strict=True)
+    )
     divided = gpus_of_workers.divide([claim for _, _, claim in gathered], share_gpus)
     return Meeting(addresses, divided[cluster.rank])
 

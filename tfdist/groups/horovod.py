@@ -19,6 +19,7 @@ from tfdist import cluster
 from tfdist.cluster import liveness
 from tfdist.cluster.gpus import PER_WORKER
 from tfdist.cluster.liveness import roll_call
+from tfdist.cluster.networks import check_own_name
 from tfdist.cluster.remote import connection
 from tfdist.cluster.watchdog import start_up
 from tfdist.errors import ClusterError, MissingError
@@ -151,6 +152,17 @@ def installed() -> Any:
     return hvd
 
 
+def check_host_name() -> None:
+    """Checks the name of this host if Horovod is going to use Gloo, which resolves it.
+
+    Raises:
+        ClusterError: Horovod would crash.
+    """
+    workers = cluster.started_together()
+    if workers and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        check_own_name(is_alone=workers.local_size == workers.size)
+
+
 @functools.cache
 def started() -> Any:
     """Initializes Horovod, sets the cluster of this process, and returns `horovod.tensorflow`.
@@ -160,7 +172,9 @@ def started() -> Any:
         ClusterError: The launcher and Horovod disagree about the processes, or ranks are missing.
     """
     hvd, expected = installed(), cluster.started_together()
-    if not hvd.is_initialized():  # Horovod reads the variables only in `init`
+    if not hvd.is_initialized():
+        check_host_name()
+        # Horovod reads the variables only in `init`.
         os.environ.setdefault(_DISABLE_GROUP_FUSION, "1")
     # Processes on a host wait for each other. Busy waiting would take cores from those that
     # compute.

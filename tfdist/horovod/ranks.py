@@ -13,7 +13,7 @@ from packaging.version import Version
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
 from tfdist.groups import agreement
-from tfdist.groups.horovod import installed
+from tfdist.groups.horovod import check_host_name, installed
 from tfdist.strategies.horovod import Horovod
 
 _hvd = installed()
@@ -52,6 +52,7 @@ def init(*args: Any, **options: Any) -> None:
         *args: Positional arguments of Horovod's `init`, such as process sets.
         **options: Keyword arguments of Horovod's `init`.
     """
+    check_host_name()
     _hvd.init(*args, **options)
     strategy()
 

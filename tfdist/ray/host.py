@@ -22,7 +22,7 @@ from tfdist.cluster.launcher import horovod
 from tfdist.cluster.launcher.orphans import marked, watching
 from tfdist.cluster.launcher.plan import LOCAL, Process, Slot
 from tfdist.cluster.launcher.processes import Child, LocalChild, Streams
-from tfdist.cluster.networks import free_ports, interface_towards
+from tfdist.cluster.networks import check_own_name, free_ports, interface_towards
 from tfdist.ray.blocks import Blocks
 from tfdist.ray.messages import End, Line, Message
 from tfdist.ray.reports import Channel
@@ -80,9 +80,9 @@ class Host:
         """Checks that Horovod's Gloo can connect to this node from others.
 
         Raises:
-            LaunchError: This node's name resolves to an address that other nodes cannot reach.
+            ClusterError: This node's name resolves to an address that other nodes cannot reach.
         """
-        horovod.check_host_name()
+        check_own_name(is_alone=False)
 
     def serve_rendezvous(self, slots: Sequence[Slot], port: int) -> None:
         """Serves Horovod's rendezvous until this actor ends, if Horovod is installed."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
+from tfdist.cluster.environments import slurm
 from tfdist.cluster.remote.names import names_remote
 from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.strategies import mesh as meshes
@@ -273,10 +274,11 @@ def _check_joins(name: str) -> None:
     declared = STRATEGIES.get(name)
     if started is None or declared is None or declared.supports_processes:
         return
+    shell = " In an interactive shell of srun, unset SLURM_PROCID."
     raise ConfigurationError(
         f"{started.source} started {started.size} processes, but {name!r} would train a separate "
         "model in each. Use strategy 'multi_worker', 'horovod' or 'sharded'. To train separate "
-        "models, call tfdist.cluster.leave() first."
+        "models, call tfdist.cluster.leave() first." + shell * slurm.is_interactive(os.environ)
     )
 
 

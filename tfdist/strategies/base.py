@@ -472,9 +472,9 @@ class Strategy(ABC):
             "replicas": str(self.num_replicas),
             "shard policy": "each global batch is split over the replicas",
         }
-        if not isinstance(self.group, LocalGroup):
-            rows |= cluster.current().describe() | self.group.describe()
-        return rows
+        if isinstance(self.group, LocalGroup):
+            return rows | cluster.current().describe_environments()
+        return rows | cluster.current().describe() | self.group.describe()
 
     def summary(self) -> dict[str, str]:
         """Returns this strategy's rows of the table at the end of a training."""

@@ -137,7 +137,8 @@ ENVIRONMENTS: list[tuple[str, list[dict[str, str]]]] = [
     ("auto", [{"SLURM_ARRAY_TASK_ID": str(i), "SLURM_ARRAY_TASK_COUNT": "2"} for i in range(2)]),
     ("auto/2", [{"JOB_COMPLETION_INDEX": str(i)} for i in range(2)]),
     ("auto", [{"OMPI_COMM_WORLD_RANK": str(i), "OMPI_COMM_WORLD_SIZE": "2"} for i in range(2)]),
-    ("auto", [{"SLURM_PROCID": str(i), "SLURM_NTASKS": "2"} for i in range(2)]),
+    ("auto", [{"SLURM_PROCID": str(i), "SLURM_STEP_NUM_TASKS": "2"} for i in range(2)]),
+    ("auto", [{"RANK": str(i), "WORLD_SIZE": "2"} for i in range(2)]),
     (
         "auto",
         [
@@ -166,7 +167,8 @@ def test_part_follows_from_the_index_of_the_process(
         # A task of an array of 16 that is submitted again alone.
         ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "1"}, "--part auto/16"),
         ("auto/2", {"JOB_COMPLETION_INDEX": ""}, "a number in JOB_COMPLETION_INDEX, got ''"),
-        ("auto", {"SLURM_PROCID": "0", "SLURM_NTASKS": "4(x2)"}, "a number in SLURM_NTASKS"),
+        ("auto", {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "found none of their variables"),
+        ("auto", {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4(x2)"}, "a number in SLURM_STEP"),
         ("auto", {"TF_CONFIG": "{"}, "a cluster and a task in TF_CONFIG"),
         ("auto", {"TF_CONFIG": '{"cluster": {}, "task": []}'}, "a cluster and a task in TF_CONFIG"),
     ],

@@ -6,14 +6,12 @@ Sets the same variables as `horovod.runner.gloo_run`, but does not start process
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 
 from tfdist.cluster.networks import listen_address
-from tfdist.errors import LaunchError
 
 
 @dataclass(frozen=True)
@@ -57,28 +55,6 @@ def environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str
         "HOROVOD_CPU_OPERATIONS": "gloo",
         **({"HOROVOD_GLOO_IFACE": interface} if interface else {}),
     }
-
-
-def check_host_name() -> None:
-    """Checks that this host's name resolves to an address that other hosts can reach.
-
-    Horovod 0.28.1 uses the given interface only for its first connections. For connections of
-    process sets (`GlooContext::InitializeForProcessSet`), it resolves the host's own name.
-
-    Raises:
-        LaunchError: The name does not resolve, or resolves to a loopback address.
-    """
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError:
-        address = "nothing"
-    if address == "nothing" or address.startswith("127."):
-        raise LaunchError(
-            f"This host's name {name!r} resolves to {address}, which Horovod's Gloo would send to "
-            "the other hosts. Map the name to the host's address in /etc/hosts, or use --via "
-            "mpirun."
-        )
 
 
 @contextlib.contextmanager

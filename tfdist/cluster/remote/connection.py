@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import networks
-from tfdist.cluster.record import split
+from tfdist.cluster.record import joined, split
 from tfdist.cluster.remote.heartbeat import Heartbeat, Lost, first_lost, wait_for
 from tfdist.cluster.remote.names import FULL, JOB, REMOTE
 from tfdist.cluster.remote.names import is_remote as is_remote
@@ -73,7 +73,8 @@ def _connect(servers: Sequence[str]) -> None:
     # TensorFlow waits for a server that is lost from now on, and blocks Python meanwhile.
     _heartbeat = Heartbeat(servers, PEER_LOST)
     os.environ[_STREAMING] = "0"
-    own = f"{networks.address_towards(split(servers[0])[0])}:{networks.free_ports(1)[0]}"
+    own = joined(networks.address_towards(split(servers[0])[0]), networks.free_ports(1)[0])
+    networks.bypass_proxy([own, *servers])
     jobs = {"localhost": [own], JOB: list(servers)}
     try:
         tf.config.experimental_connect_to_cluster(

@@ -12,13 +12,14 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, gpus
 from tfdist.cluster.membership import RENDEZVOUS_SECONDS
-from tfdist.cluster.networks import check_free, free_ports
+from tfdist.cluster.networks import bypass_proxy, check_free, free_ports
 from tfdist.cluster.record import split
 from tfdist.errors import ClusterError, ConfigurationError
 
@@ -102,6 +103,7 @@ def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrateg
     global _connected
     if _connected is None:
         check_free(tasks["chief"][0])
+        bypass_proxy(chain.from_iterable(tasks.values()))
         _wait_for([*tasks["ps"], *tasks["worker"]])
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(tasks), task_type="chief", task_id=0, rpc_layer="grpc"
@@ -155,6 +157,7 @@ def serve(cluster: Cluster) -> None:
         ClusterError: No chief started, or another process listens at this one's address.
     """
     check_free(cluster.address)
+    bypass_proxy(chain.from_iterable(cluster.tasks().values()))
     options = server_options(cluster, len(tf.config.get_visible_devices("GPU")))
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
     (chief,) = cluster.tasks()["chief"]

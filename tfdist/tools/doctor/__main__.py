@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jsonargparse import ActionYesNo
 
 from tfdist.console import command
+from tfdist.errors import TfdistError
 from tfdist.tools.doctor import report
 from tfdist.tools.doctor.check import Check
 
@@ -62,6 +63,8 @@ def _lines(module: str) -> list[Check]:
     """Returns the checks of a group; an unexpected error becomes a failed check."""
     try:
         return importlib.import_module(f"tfdist.tools.doctor.{module}").checks()
+    except TfdistError as error:
+        return [Check(module, str(error), "wrong", "correct what the message names")]
     except Exception as error:
         return [Check(module, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
 

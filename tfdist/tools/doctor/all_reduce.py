@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tfdist import cluster, strategies
-from tfdist.errors import TfdistError
+from tfdist.errors import ClusterError, TfdistError
 from tfdist.tools.doctor.check import Check
 from tfdist.tools.install_horovod import versions
 
@@ -32,7 +32,7 @@ def checks() -> list[Check]:
     GPUs of the host, or over two logical CPU devices.
     """
     name = "horovod" if started_by_horovod() else "mirrored"
-    if name == "mirrored" and (others := cluster.started_together()):
+    if name == "mirrored" and (others := _others()):
         value = f"not measured over the {others.size} processes from {others.source}"
         fix = "run tfdist verify --strategy multi_worker in each process"
         return [Check("all-reduce", value, "missing", fix)]
@@ -52,8 +52,16 @@ def started_by_horovod() -> bool:
     if versions.horovod() is None:
         return False
     by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun
-    others = cluster.started_together()
-    return by_gloo or (others is not None and others.source not in ("TF_CONFIG", "Kubernetes"))
+    others = _others()
+    return by_gloo or (others is not None and not (others.addresses or others.master))
+
+
+def _others() -> cluster.Cluster | None:
+    """Returns the workers started together; None if the group `processes` reports an error."""
+    try:
+        return cluster.started_together()
+    except ClusterError:
+        return None
 
 
 def _line(strategy: Strategy, megabytes: int) -> Check:

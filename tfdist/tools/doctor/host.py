@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from pipelines.cores import num_cores
 from tfdist.cluster import networks
 from tfdist.tools.doctor.check import Check
 
@@ -24,7 +25,7 @@ _LOOPBACK = "127.0.0.1"
 
 def checks() -> list[Check]:
     """Returns the checks of cores, memory and ports."""
-    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process"
+    cores = f"{num_cores()} of {os.cpu_count()} for this process"
     address = networks.this_host().default
     lines = [Check("cores", cores), _memory(), *_shared_memory(), _port("loopback", _LOOPBACK)]
     if address == _LOOPBACK:

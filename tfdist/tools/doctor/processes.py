@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from tfdist import cluster
-from tfdist.cluster import mpi_library, rendezvous
+from tfdist.cluster import environments, mpi_library, rendezvous
 from tfdist.errors import TfdistError
 from tfdist.tools.doctor.check import Check
 from tfdist.tools.install_horovod import cuda, versions
@@ -110,9 +111,11 @@ def _mpi4py() -> Check:
 
 def _cluster() -> list[Check]:
     try:
-        rows = cluster.discover().describe()
+        rows, warning = cluster.discover().describe(), environments.warning(os.environ)
     except TfdistError as error:
         return [
             Check("cluster", str(error), "wrong", "correct or unset the variables in the message")
         ]
-    return [Check(name, value) for name, value in rows.items()]
+    lines = [Check(name, value) for name, value in rows.items()]
+    fix = "start the workers with a launcher that gives them ranks; see docs/clusters.md"
+    return [*lines, Check("other processes", warning, "missing", fix)] if warning else lines

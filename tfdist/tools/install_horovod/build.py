@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 from rich.progress import Progress
 
+from pipelines.cores import num_cores
 from tfdist.errors import InstallError
 from tfdist.tools.install_horovod import cuda, tools, versions
 
@@ -91,7 +92,7 @@ def _rpath() -> str:
 def _num_jobs() -> int:
     """Returns the number of parallel compilers: one per core, limited by memory."""
     by_memory = psutil.virtual_memory().available // _COMPILER_BYTES
-    return max(1, min(len(os.sched_getaffinity(0)), by_memory))
+    return max(1, min(num_cores(), by_memory))
 
 
 def _join_paths(first: str, paths: str | None) -> str:
