@@ -33,7 +33,7 @@ def prepare() -> None:
 
 def _named_by_script() -> int:
     """Returns the largest N of `devices=N` in the text of this script; 0 if there is none."""
-    program = Path(sys.argv[0]).absolute()  # "-m" or "-c" without a script
+    program = Path(sys.argv[0])  # "-m" or "-c" without a script; commands have an absolute path
     is_command = Path(__file__).parent in program.parents
     launched = any(os.environ.get(name) for name in _LAUNCHERS)
     if program.suffix != ".py" or is_command or launched or multiprocessing.parent_process():

@@ -11,7 +11,6 @@ import contextlib
 import io
 import os
 import tarfile
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Client, Connection, Listener
@@ -19,6 +18,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tfdist import cluster
+from tfdist.console import folders
 from tfdist.errors import LaunchError
 from tfdist.ray.blocks import Blocks, send_rows
 from tfdist.ray.messages import Report, Result
@@ -113,7 +113,7 @@ class Channel:
         datasets: Mapping[str, Blocks] = MappingProxyType({}),
     ) -> None:
         self._function, self._put, self._datasets = function, put, datasets
-        self._folder = tempfile.TemporaryDirectory(prefix="tfdist-")
+        self._folder = folders.sockets()
         self._listener = Listener(f"{self._folder.name}/channel", "AF_UNIX", backlog=16)
         self.environ = {_VARIABLE: str(self._listener.address)}
 
