@@ -6,6 +6,7 @@ forever.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,8 +19,10 @@ from tfdist.console import tracebacks
 _errors: list[BaseException] = []
 
 
-def start(function: Callable[..., Any], *arguments: Any, name: str | None = None) -> None:
-    """Calls a function in a daemon thread; see `fail` for what an error does."""
+def start(
+    function: Callable[..., Any], *arguments: Any, name: str | None = None
+) -> threading.Thread:
+    """Calls a function in a daemon thread, and returns it; see `fail` for what an error does."""
 
     def run() -> None:
         try:
@@ -27,7 +30,9 @@ def start(function: Callable[..., Any], *arguments: Any, name: str | None = None
         except Exception as error:
             fail(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def fail(error: BaseException) -> None:
@@ -37,7 +42,8 @@ def fail(error: BaseException) -> None:
     background job, the process exits with code 1.
     """
     _errors.append(error)
-    print(tracebacks.folded(error), end="", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):
+        print(tracebacks.folded(error), end="", file=sys.stderr, flush=True)
     if not callable(signal.getsignal(signal.SIGINT)):
         os._exit(1)
     main_thread = threading.main_thread()

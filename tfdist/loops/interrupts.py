@@ -124,7 +124,7 @@ def preemption_raises() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    free = [number for number in _PREEMPTING if signal.getsignal(number) is signal.SIG_DFL]
+    free = [n for n in _PREEMPTING if signal.getsignal(n) in (signal.SIG_DFL, _ignore)]
     _raised = False
     try:
         for number in free:

@@ -58,9 +58,7 @@ class Relay:
     def start(self, child: subprocess.Popen[bytes]) -> None:
         """Reads the pipes of a process until they end."""
         for pipe, is_error in ((child.stdout, False), (child.stderr, True)):
-            thread = threading.Thread(target=self._relay, args=(pipe, is_error), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(threads.start(self._relay, pipe, is_error))
 
     def write(self, text: str, is_error: bool) -> None:
         """Relays complete lines that another process has read."""
@@ -96,22 +94,22 @@ class Relay:
 
     def _relay(self, pipe: IO[bytes], is_error: bool) -> None:
         try:
-            self._relay_lines(pipe, is_error)
+            for raw in pipe:
+                self._relay_line(raw, is_error)
         except Exception as error:
             threads.fail(error)
             for _ in pipe:  # a process blocks while its pipe is full
                 pass
 
-    def _relay_lines(self, pipe: IO[bytes], is_error: bool) -> None:
-        for raw in pipe:
-            # A progress bar rewrites its line after a carriage return. Keep only its last state.
-            line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-            if is_error:
-                if _NOISE.match(line):
-                    continue
-                self._errors.append(line)
-            self._num_lines += 1
-            self._show(line, is_error)
+    def _relay_line(self, raw: bytes, is_error: bool) -> None:
+        # A progress bar rewrites its line after a carriage return. Keep only its last state.
+        line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+        if is_error:
+            if _NOISE.match(line):
+                return
+            self._errors.append(line)
+        self._num_lines += 1
+        self._show(line, is_error)
 
     def _show(self, line: str, is_error: bool) -> None:
         stream = self._err if is_error else self._out
