@@ -1,7 +1,7 @@
 """`python -m tests.faults.signals`: which signal, when, to a run that was started how.
 
 Each run gets one signal, or two, at one moment. Appends JSON lines with the exit code and what was
-saved; `--table` writes docs/signals.md.
+saved, without repeating those that the file has; `--table` writes docs/signals.md.
 """
 
 from __future__ import annotations
@@ -187,6 +187,8 @@ def main() -> int:
         head, mark, _ = _PAGE.read_text().partition("<!-- table -->\n")
         _PAGE.write_text(head + mark + table(lines))
         return 0
+    lines = results.read_text().splitlines() if results.exists() else []
+    done = {tuple(json.loads(line)[name] for name in Cell._fields) for line in lines}
     lock, failed = threading.Lock(), []
 
     def one(cell: Cell) -> None:
@@ -197,7 +199,7 @@ def main() -> int:
             failed.extend(result["wrong"])
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
-        list(pool.map(one, _cells(chosen)))
+        list(pool.map(one, [cell for cell in _cells(chosen) if cell not in done]))
     return int(bool(failed))
 
 
