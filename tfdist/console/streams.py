@@ -8,12 +8,14 @@ import io
 import os
 import select
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 _LOST = {
     *(errno.EIO, errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ESTALE, errno.ENXIO),
 }
 _NAMES = {1: "Standard output", 2: "Standard error"}
+_DESCRIPTORS = {"stdout": 1, "stderr": 2}
 
 
 class _LossyFile(io.FileIO):
@@ -66,9 +68,25 @@ def guard() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+    for name, descriptor in _DESCRIPTORS.items():
         if getattr(sys, name) is getattr(sys, f"__{name}__"):
             setattr(sys, name, _guarded(getattr(sys, name), descriptor))
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Does what `guard` does within the block, for progress bars in a user's script."""
+    before = {name: getattr(sys, name) for name in _DESCRIPTORS}
+    guard()
+    within = {name: getattr(sys, name) for name in _DESCRIPTORS}
+    try:
+        yield
+    finally:
+        for name, stream in within.items():
+            if stream is not before[name]:
+                stream.flush()
+                if getattr(sys, name) is stream:
+                    setattr(sys, name, before[name])
 
 
 def _guarded(stream: TextIO | None, descriptor: int) -> TextIO:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.starting import command, piped, python
+from tests.support.starting import ENVIRON, command, piped, python
 from tfdist.cluster.launcher import processes
 from tfdist.cluster.launcher.output import Relay
 from tfdist.cluster.launcher.plan import Process
@@ -144,6 +144,21 @@ def test_run_continues_without_its_output(kind: str, with_errors: bool) -> None:
         lost = [one for one in errors.splitlines() if not one.endswith("y")]
         assert len(lost) == 1
         assert lost[0].startswith("warning: Standard output cannot be written (")
+
+
+def test_training_in_a_script_continues_without_its_output() -> None:
+    code = """
+import sys
+from tfdist.console import streams
+before = sys.stdout
+with streams.guarded():  # as in `fit`
+    print("a progress bar")
+assert sys.stdout is before
+"""
+    with lost_output("full disk") as output:
+        line = (sys.executable, "-c", code)
+        done = subprocess.run(line, env=ENVIRON, stdout=output, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
 
 
 def test_error_of_a_relay_ends_the_run() -> None:
