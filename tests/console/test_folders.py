@@ -33,6 +33,11 @@ def test_cache_is_among_temporary_files_without_a_home(
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 123456)  # has no entry in the password file
     assert folders.cache() == expected
+    with monkeypatch.context() as without_home:
+        without_home.setattr(os, "environ", {**os.environ})
+        folders.provide_home()
+        assert os.environ["HOME"] == str(expected)
+    expected.rmdir()
     monkeypatch.setattr(os, "geteuid", lambda: 123456)
     (tmp_path / "tfdist-123456").mkdir()
     with pytest.raises(ConfigurationError, match=r"belongs to another user. Set XDG_CACHE_HOME"):

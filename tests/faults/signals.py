@@ -63,7 +63,7 @@ def command(starter: str, folder: Path) -> list[str]:
     if starter == "launcher":
         return [*python, "tfdist.launch", "--num-workers=2", *flags]
     if starter == "mpirun":
-        return ["mpirun", "--oversubscribe", "-np", "2", *train, "--strategy=horovod"]
+        return ["mpirun", "--oversubscribe", "-np", "1", *train, "--strategy=horovod"]
     one_device = [*train, "--strategy=one_device"]
     return ["nohup", *one_device] if starter == "nohup" else one_device
 

@@ -47,6 +47,7 @@ def _run(main: Callable[[], int | None]) -> int:
     try:
         streams.guard()
         folders.working()
+        folders.provide_home()
         shadowed_packages.put_first()
         from pipelines.quiet import quieten_tensorflow
 

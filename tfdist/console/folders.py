@@ -31,6 +31,22 @@ def cache() -> Path:
     return _of_this_user()
 
 
+def provide_home() -> None:
+    """Sets `HOME` to a folder among the temporary ones if this user has none.
+
+    Without one, Keras creates a folder `~` in the working directory.
+
+    Raises:
+        ConfigurationError: No folder for temporary files can be written.
+    """
+    try:
+        Path.home()
+    except RuntimeError:
+        home = _of_this_user()
+        home.mkdir(mode=0o700, exist_ok=True)
+        os.environ["HOME"] = str(home)
+
+
 def temporary(prefix: str = "tfdist-") -> tempfile.TemporaryDirectory[str]:
     """Returns a new temporary folder; its `with` block removes it.
 
