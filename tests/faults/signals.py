@@ -61,7 +61,7 @@ def command(starter: str, folder: Path) -> list[str]:
     flags += [f"--data-dir={folder / 'data'}", "--verbose=2"]
     train = [*python, "tfdist.train", *flags]
     if starter == "launcher":
-        return [*python, "tfdist.launch", "--num-workers=2", *flags]
+        return [*python, "tfdist.launch", "--num-workers=2", "--grace=120", *flags]
     if starter == "mpirun":
         return ["mpirun", "--oversubscribe", "-np", "1", *train, "--strategy=horovod"]
     one_device = [*train, "--strategy=one_device"]
@@ -155,13 +155,15 @@ def _end_all(name: str) -> int:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Returns the rows of the page."""
+    """Returns the rows of the page, for the signals whose cells are all measured."""
     by_cell = {(r["signals"], r["moment"], r["starter"]): r for r in results}
     lines = ["| signal | started by | " + " | ".join(MOMENTS) + " |", "| --- " * 7 + "|"]
     for signals in SIGNALS:
-        for starter in _starters(signals):
-            cells = [_cell(by_cell[signals, moment, starter]) for moment in MOMENTS]
-            lines.append("| " + " | ".join([signals, starter, *cells]) + " |")
+        rows = {s: [by_cell.get((signals, m, s)) for m in MOMENTS] for s in _starters(signals)}
+        if all(None not in row for row in rows.values()):
+            for starter, row in rows.items():
+                cells = [_cell(result) for result in row if result]
+                lines.append("| " + " | ".join([signals, starter, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
