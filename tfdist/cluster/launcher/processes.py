@@ -60,12 +60,13 @@ def signals_raise() -> Iterator[None]:
     received: list[int] = []
 
     def leave(number: int, frame: FrameType | None) -> None:
+        is_first = not received  # before a further signal interrupts this handler
         received.append(number)
-        if number == signal.SIGINT and (len(received) == 1 or received.count(number) > 1):
+        if number == signal.SIGINT and (is_first or received.count(number) > 1):
             signal.default_int_handler(number, frame)
         if number == signal.SIGINT:
             say(2, _HINT)
-        elif len(received) == 1:
+        elif is_first:
             raise SignalledError(number)
 
     before = {number: signal.getsignal(number) for number in _SIGNALS}
