@@ -7,7 +7,6 @@ import importlib.util
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -98,7 +97,7 @@ def _without_standard_error() -> Iterator[None]:
     except OSError:  # the process has no standard error
         yield
         return
-    with tempfile.TemporaryFile() as captured:
+    with os.fdopen(os.memfd_create("standard error"), "rb") as captured:  # needs no folder
         os.dup2(captured.fileno(), 2)
         try:
             yield

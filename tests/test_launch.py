@@ -13,10 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.starting import ENVIRON, SECONDS, launch, launch_program, program, run, start
+from tests.support.starting import (
+    ENVIRON,
+    SECONDS,
+    command,
+    launch,
+    launch_program,
+    piped,
+    program,
+    run,
+    start,
+    wait_for_line,
+)
 from tests.support.waiting import wait_for
 from tfdist.cluster.launcher.options import parse
-from tfdist.errors import REQUEUE
+from tfdist.errors import TERMINATED
 from tfdist.launch import main, with_strategy
 
 #: Starts a child in a new session, prints both process ids, and waits.
@@ -150,7 +161,13 @@ def test_reports_the_signal_that_killed_a_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, REQUEUE), (signal.SIGKILL, -9)],
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, TERMINATED),
+        (signal.SIGUSR1, TERMINATED),  # and not 138, because nothing is saved
+        (signal.SIGHUP, 129),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_no_process_and_no_file_outlives_the_launcher(
     number: int, code: int, tmp_path: Path
@@ -163,6 +180,41 @@ def test_no_process_and_no_file_outlives_the_launcher(
         assert process.wait(SECONDS) == code
         assert gone(ids)
         wait_for(lambda: not list(tmp_path.glob("tfdist-*")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_ignored_signal_does_not_end_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    """As after `nohup`, and in background jobs of scripts."""
+    body = 'print("READY")\nwhile not pathlib.Path("sent").exists(): time.sleep(0.05)'
+    line = command("--num-workers", "1", "--", sys.executable, program(tmp_path, body))
+    ignoring = f"trap '' {number.name.removeprefix('SIG')}; exec \"$@\""
+    with piped("sh", "-c", ignoring, "sh", *line, cwd=tmp_path) as process:
+        wait_for_line(process, "[0] READY")
+        process.send_signal(number)
+        (tmp_path / "sent").touch()
+        assert process.wait(SECONDS) == 0
+
+
+def test_only_two_interrupts_end_workers_that_save(tmp_path: Path) -> None:
+    body = """
+def save(number, frame):
+    print("SAVING")
+    time.sleep(600)
+signal.signal(signal.SIGTERM, save)
+print("READY")
+time.sleep(600)
+"""
+    line = ["--num-workers", "1", "--grace", "300", "--", sys.executable]
+    with start(*line, program(tmp_path, body)) as process:
+        wait_for_line(process, "[0] READY")
+        process.send_signal(signal.SIGTERM)
+        wait_for_line(process, "[0] SAVING")
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
+            process.send_signal(number)
+        assert process.stderr is not None
+        assert any("Press Ctrl-C again to kill them" in text for text in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130
 
 
 def test_terminates_children_of_successful_workers(tmp_path: Path) -> None:
@@ -246,7 +298,7 @@ def test_dry_run_prints_the_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "command"),
+    ("arguments", "words"),
     [
         ("--num-workers 3 a.py", "PYTHON a.py"),
         ("--num-workers 3 a.py --num-workers 9", "PYTHON a.py --num-workers 9"),
@@ -256,9 +308,9 @@ def test_dry_run_prints_the_commands() -> None:
         ("--recipe a.py --num-workers=3", "PYTHON -m tfdist.train --recipe a.py"),
     ],
 )
-def test_command_needs_no_dashes_before_it(arguments: str, command: str) -> None:
+def test_command_needs_no_dashes_before_it(arguments: str, words: str) -> None:
     options = parse(arguments.split())
-    assert options.command == tuple(command.replace("PYTHON", sys.executable).split())
+    assert options.command == tuple(words.replace("PYTHON", sys.executable).split())
     assert options.num_workers == 3
 
 
@@ -367,6 +419,13 @@ def test_script_may_have_a_double_dash_among_its_arguments(tmp_path: Path) -> No
         (["not-there.py", "--flag"], "not-there.py: there is no such script. Give its path from"),
         (["--", "python3", "-u", "not-there.py"], "not-there.py: there is no such script."),
         (["--", "/not/there"], "Cannot start '/not/there' (No such file or directory)"),
+        *(
+            (["--", *words.split()], f"'{words}' reads its program from standard input")
+            for words in (
+                *("python", "python -", "python3.11 -u -", "python -X dev -W error"),
+                *("env A=1 python -", "python /dev/stdin", "bash -s", "sh -x"),
+            )
+        ),
     ],
 )
 def test_errors_are_two_lines_at_most(

@@ -45,6 +45,8 @@ _MODULES = (
     "schedules",
     "strategies",
 )
+#: Names whose modules import `pipelines`.
+_USE_PIPELINES = ("Checkpoints", "Trainer", "callbacks", "horovod", "ray")
 _ATTRIBUTES = {
     "Checkpoints": "tfdist.checkpoint.settings",
     "Trainer": "tfdist.trainer",
@@ -77,6 +79,8 @@ __all__ = [
 ]
 
 
+if sys.argv[:1] == ["-m"]:  # the package of a command is imported, which may need `pipelines`
+    importlib.import_module("tfdist.console.shadowed_packages").put_first()
 if hasattr(sys, "ps1"):
     # A notebook. Not in scripts, where a file of the user may shadow the package `pipelines`
     # (`tfdist.console.shadowed_packages`).
@@ -89,6 +93,8 @@ else:
 
 def __getattr__(name: str) -> Any:
     """Loads a public name on its first use (PEP 562)."""
+    if name in _USE_PIPELINES:
+        importlib.import_module("tfdist.console.shadowed_packages").check()
     if name in _MODULES:
         return importlib.import_module(f"tfdist.{name}")
     if name in _ATTRIBUTES:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
@@ -33,7 +32,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tfdist import cluster
-from tfdist.console import durations, sizes
+from tfdist.console import durations, folders, sizes
 from tfdist.errors import ConfigurationError
 from tfdist.models import MODELS
 from tfdist.strategies import STRATEGIES, current_name, options_by_name
@@ -53,8 +52,8 @@ EXAMPLES = {_STAGE: "32:3", _PATIENCE: "val_loss:5"}
 
 
 def default_data_dir() -> str:
-    """Returns the cache folder for datasets: `$XDG_CACHE_HOME/tfdist`, or `~/.cache/tfdist`."""
-    return str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tfdist")
+    """Returns the cache folder for datasets; see `console.folders.cache`."""
+    return str(folders.cache())
 
 
 def seconds_of(time: object) -> object:

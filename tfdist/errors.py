@@ -10,6 +10,9 @@ from collections.abc import Iterable
 #: resumes it. It is 128 plus the number of SIGUSR1. Kubeflow's training operator restarts pods that
 #: exit with a code of at least 128.
 REQUEUE = 138
+#: Exit code of a run that was preempted before it had a checkpoint, so that running it again would
+#: not continue it. It is 128 plus the number of SIGTERM.
+TERMINATED = 143
 #: Exit code of a process that did not fail itself, but needs one that is lost.
 PEER_LOST = 75
 #: Minimum number of letters to suggest words with this part, and maximum number of suggestions.
@@ -17,10 +20,12 @@ _MIN_PART, _MAX_WORDS = 3, 3
 
 
 class Preempted(KeyboardInterrupt, SystemExit):
-    """Raised after a complete step when a scheduler preempts the run (SIGTERM or SIGUSR1).
+    """Raised after a complete step when the run is preempted (SIGTERM, SIGUSR1 or SIGHUP).
 
     It is a `KeyboardInterrupt`, so code that handles Ctrl-C handles it too. A script that does not
-    catch it exits with the code `REQUEUE`.
+    catch it exits with the code `REQUEUE` if the trainer has saved a checkpoint, or resumed from
+    one; otherwise with the code `TERMINATED`. A script that saves its state itself raises
+    `SystemExit(tfdist.errors.REQUEUE)`.
 
     Example:
         >>> trainer = tfdist.Trainer(build_model)
@@ -28,11 +33,31 @@ class Preempted(KeyboardInterrupt, SystemExit):
         ...     history = trainer.fit(x, y, verbose=0)
         ... except tfdist.errors.Preempted:
         ...     print("stopped after a complete step")  # and now save what the script needs
-        ...     raise
+        ...     raise SystemExit(tfdist.errors.REQUEUE)
+
+    Args:
+        exit_code: The exit code.
     """
 
-    def __init__(self) -> None:
-        SystemExit.__init__(self, REQUEUE)
+    def __init__(self, exit_code: int = REQUEUE) -> None:
+        SystemExit.__init__(self, exit_code)
+        self.exit_code = exit_code
+
+
+def exit_code(returncode: int) -> int:
+    """Returns the exit code of a process as in a shell: 128 plus the number of a signal.
+
+    For a process that SIGUSR1 killed, it is `TERMINATED`, because 138 says that a run has saved.
+
+    Example:
+        >>> tfdist.errors.exit_code(-9)
+        137
+
+    Args:
+        returncode: As of `subprocess.Popen`: negative for a signal.
+    """
+    code = returncode if returncode >= 0 else 128 - returncode
+    return TERMINATED if code == REQUEUE and returncode < 0 else code
 
 
 class TfdistError(Exception):

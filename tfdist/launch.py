@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,8 @@ from tfdist.strategies import STRATEGIES, current_name
 from tfdist.strategies.mesh import parse as parse_mesh
 
 _LOG = logging.getLogger("tfdist.launch")
+#: Arguments by which interpreters read a program from standard input.
+_INPUTS = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +62,7 @@ def launch(options: Options) -> Failure | None:
     Raises:
         TfdistError: The workers cannot be started.
     """
+    _check_reads_no_input(options.command)
     if not (options.hosts or options.dry_run or options.print_slurm or options.print_k8s):
         _check_alone()
     if options.print_slurm:
@@ -176,6 +179,50 @@ def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | 
     # The launchers of several hosts cannot share a new secret, so users set one.
     secret = {} if options.on else secret_environ()
     return processes.run(running, grace=options.grace, environ=secret, **how)
+
+
+def _check_reads_no_input(command: Sequence[str]) -> None:
+    """Raises an error if an interpreter would read its program from standard input."""
+    words = list(command)
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if "=" not in word]
+    name = Path(words[0]).name if words else ""
+    if re.fullmatch(r"python[\d.]*", name):
+        has_program = _has_program(words[1:], _INPUTS, program="cmVh?", with_value="WX")
+    elif re.fullmatch(r"(ba|da|k|z)?sh", name):
+        has_program = _has_program(words[1:], {*_INPUTS, "-s"}, program="c", with_value="oO")
+    else:
+        return
+    if not has_program:
+        raise ConfigurationError(
+            f"{shlex.join(command)!r} reads its program from standard input, which workers do not "
+            "have. Save the program to a file, and give the path of the file."
+        )
+
+
+def _has_program(
+    words: Sequence[str], inputs: Collection[str], program: str, with_value: str
+) -> bool:
+    """Returns whether the arguments of an interpreter name its program.
+
+    Args:
+        words: The arguments.
+        inputs: Words that select standard input.
+        program: The letters of options that are or replace a program, as in `python -m`.
+        with_value: The letters of options that take the next word.
+    """
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--"):
+            if word in ("--version", "--help"):
+                return True
+        elif word in inputs:
+            return False
+        elif not word.startswith("-") or set(word) & set(program):
+            return True
+        elif word[-1] in with_value:
+            next(rest, "")
+    return False
 
 
 def _check_script(command: Sequence[str]) -> None:

@@ -41,7 +41,7 @@ def _has_peers() -> bool:
 
 def _named_by_script() -> int:
     """Returns the largest N of `devices=N` in the text of this script; 0 if there is none."""
-    program = Path(sys.argv[0]).absolute()  # "-m" or "-c" without a script
+    program = Path(sys.argv[0])  # "-m" or "-c" without a script; commands have an absolute path
     is_command = Path(__file__).parent in program.parents
     if program.suffix != ".py" or is_command or multiprocessing.parent_process() or _has_peers():
         return 0

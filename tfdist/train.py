@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfdist.config import TrainConfig
@@ -23,12 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0; 1 for an error; 130 for an interrupt; `tfdist.errors.REQUEUE` after a
-        preemption.
+        preemption if there is a checkpoint, otherwise `tfdist.errors.TERMINATED`.
     """
 
     def parse_and_run() -> None:
         with interrupts.preemption_raises():  # also while TensorFlow is imported
             config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
+            saved = Path(config.run_dir or "", "checkpoints")
+            if config.run_dir and any(saved.glob("epoch-*/manifest.json")):
+                interrupts.note_checkpoint()  # a preemption before it is read changes nothing
             if config.evaluate:
                 saved_model.evaluate(config)
             else:

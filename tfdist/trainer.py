@@ -14,6 +14,7 @@ from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.cluster.watchdog.watchdog import Watchdog
+from tfdist.console import streams
 from tfdist.errors import ConfigurationError
 from tfdist.loops import fit as keras_loops
 from tfdist.loops import interrupts, model_files
@@ -53,6 +54,7 @@ def _on_all_workers(method: Method) -> Method:
         # Trainers may share a strategy.
         self.strategy.check_data, self.strategy.uneven_data = self._data_checks
         with (
+            streams.guarded(),
             self.strategy.translate_errors(),
             self._watchdog.watching(method.__name__),
             interrupts.deferred(lambda signal: int(self.strategy.gather([signal]).max())),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import kills
+from tests.faults import kills, signals
 from tests.support.starting import python
 
 
@@ -24,6 +24,11 @@ def test_killed_training_matches_uninterrupted_training(tmp_path: Path) -> None:
     assert killed["kills"]
     assert saved["kills"] == saved["whole"] == 8
     assert saved["older"] == saved["left over"] == 0
+
+
+def test_second_signal_leaves_the_save_alone() -> None:
+    result = signals.run(signals.Cell("SIGTERM twice", "saving", "shell"))
+    assert not result["wrong"], result["log"]
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -16,11 +17,19 @@ import tensorflow as tf
 import tfdist
 from tests.support.starting import python
 from tests.support.waiting import wait_for
-from tfdist.errors import REQUEUE, Preempted
+from tfdist.errors import REQUEUE, TERMINATED, Preempted
 from tfdist.loops import interrupts
 from tfdist.loops.data_handler import DataHandler
 
 INTERRUPT, TERMINATE, REQUESTED = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+
+
+@pytest.fixture(autouse=True)
+def usual_signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(interrupts, "_has_checkpoint", False)
+    yield
+    for number in (TERMINATE, REQUESTED, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def stopped_by(*numbers: signal.Signals) -> tuple[type[BaseException], list[str]]:
@@ -52,7 +61,10 @@ def test_signals_are_raised_at_the_end_of_the_outer_block(
     assert stopped_by(*numbers) == (error, places)
     assert not interrupts.pending()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if error is Preempted:
+        os.kill(os.getpid(), TERMINATE)  # while the caller saves
+    else:
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_second_ctrl_c_raises_immediately() -> None:
@@ -73,7 +85,25 @@ def test_preemption_outside_of_training_raises_once() -> None:
                 os.kill(os.getpid(), TERMINATE)
         finally:
             os.kill(os.getpid(), TERMINATE)  # while state is being saved
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    os.kill(os.getpid(), TERMINATE)  # while the process ends with its exit code
+
+
+@pytest.mark.parametrize("number", [TERMINATE, REQUESTED, signal.SIGHUP])
+def test_exit_code_says_whether_there_is_a_checkpoint(number: signal.Signals) -> None:
+    with pytest.raises(Preempted) as raised, interrupts.deferred():
+        os.kill(os.getpid(), number)
+    assert raised.value.code == TERMINATED
+    interrupts.note_checkpoint()
+    with pytest.raises(Preempted) as raised, interrupts.deferred():
+        os.kill(os.getpid(), number)
+    assert raised.value.code == REQUEUE
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # by nohup
+    with interrupts.preemption_raises(), interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_preempted_script_exits_with_the_requeue_code() -> None:

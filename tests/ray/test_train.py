@@ -17,7 +17,7 @@ from ray.cluster_utils import Cluster
 
 from tests.support.starting import ENVIRON, SECONDS, command, piped, program, python
 from tests.test_launch import gone
-from tfdist.errors import REQUEUE
+from tfdist.errors import TERMINATED
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_number_of_workers_follows_the_nodes(two_nodes: Any, tmp_path: Path) -> 
 @pytest.mark.long
 def test_no_process_outlives_the_launcher(two_nodes: Any, tmp_path: Path) -> None:
     path = program(tmp_path, f"{WAITS}\ntime.sleep(600)")
-    for number, code in {signal.SIGUSR1: REQUEUE, signal.SIGKILL: -signal.SIGKILL}.items():
+    for number, code in {signal.SIGUSR1: TERMINATED, signal.SIGKILL: -signal.SIGKILL}.items():
         with started(two_nodes, tmp_path, "--", "python", path) as process:
             processes = workers_of(process, 2)
             process.send_signal(number)

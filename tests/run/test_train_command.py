@@ -20,7 +20,8 @@ from tests.support import ROOT, starting
 from tfdist import train
 from tfdist.cluster import membership
 from tfdist.config import TrainConfig
-from tfdist.errors import REQUEUE
+from tfdist.errors import TERMINATED
+from tfdist.loops import interrupts
 
 #: As for a user: without the log level of TensorFlow that tests set.
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -52,7 +53,8 @@ def test_preemption_has_its_exit_code_from_the_start(monkeypatch: pytest.MonkeyP
         raise AssertionError
 
     monkeypatch.setattr("tfdist.run.flags.parse", parse)
-    assert train.main([]) == REQUEUE
+    monkeypatch.setattr(interrupts, "_has_checkpoint", False)
+    assert train.main([]) == TERMINATED
 
 
 @pytest.mark.parametrize(

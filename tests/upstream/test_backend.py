@@ -1,4 +1,4 @@
-"""Keras with another backend than TensorFlow gets one line with the cure."""
+"""Keras with another backend than TensorFlow gets one line with the fix."""
 
 from __future__ import annotations
 

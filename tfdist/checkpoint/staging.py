@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from tfdist.config import default_data_dir
+from tfdist.console import folders
 
 
 def staging_folder(url: str) -> Path:
@@ -16,17 +16,17 @@ def staging_folder(url: str) -> Path:
     Only the process that holds the lock of the URL writes to it. It is in the cache folder, which
     `XDG_CACHE_HOME` sets.
     """
-    return Path(default_data_dir()) / "staging" / _as_path(url)
+    return folders.cache() / "staging" / _as_path(url)
 
 
 def not_uploaded_folder(url: str) -> Path:
     """Returns the local folder for files that could not be uploaded."""
-    return Path(default_data_dir()) / "not-uploaded" / _as_path(url)
+    return folders.cache() / "not-uploaded" / _as_path(url)
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Returns a new folder on the same disk as the staging folders; its `with` block removes it."""
-    root = Path(default_data_dir())
+    root = folders.cache()
     root.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(prefix="download-", dir=root)
 

@@ -13,13 +13,13 @@ import os
 import random
 import socket
 import socketserver
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster.networks import bypass_proxy, listen_address
 from tfdist.cluster.record import joined, split
+from tfdist.console import threads
 from tfdist.errors import ClusterError
 
 #: The beginning of an HTTP/2 connection (RFC 9113, 3.4): preface and empty settings. A gRPC server
@@ -50,7 +50,7 @@ def start_responder() -> int:
     host = listen_address([os.environ.get("HOROVOD_HOSTNAME", "localhost")])
     server = socketserver.ThreadingTCPServer((host, 0), _Answer)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True, name="liveness").start()
+    threads.start(server.serve_forever, name="liveness")
     return server.server_address[1]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from tfdist.console import shadowed_packages, tracebacks
-from tfdist.errors import REQUEUE, ConfigurationError, Preempted, TfdistError, did_you_mean
+from tfdist.console import folders, shadowed_packages, streams, threads, tracebacks
+from tfdist.errors import ConfigurationError, Preempted, TfdistError, did_you_mean
 
 #: Shells show 128 + the signal's number; an interrupt is signal 2.
 INTERRUPTED = 130
@@ -31,8 +31,9 @@ def run(main: Callable[[], int | None]) -> int:
     Returns:
         The exit code of `main`. That of a `TfdistError`, which is printed without a traceback: 1,
         or 75 if a device server was lost. 1 for any other error, which is printed with the user's
-        frames (`tracebacks`). 130 for an interrupt. 138 (`tfdist.errors.REQUEUE`) after a
-        preemption, from which the same command resumes.
+        frames (`tracebacks`). 130 for an interrupt. After a preemption, 138
+        (`tfdist.errors.REQUEUE`) if there is a checkpoint, from which the same command resumes, or
+        143.
     """
     try:
         return _run(main)
@@ -44,6 +45,9 @@ def run(main: Callable[[], int | None]) -> int:
 
 def _run(main: Callable[[], int | None]) -> int:
     try:
+        streams.guard()
+        folders.working()
+        folders.provide_home()
         shadowed_packages.put_first()
         from pipelines.quiet import quieten_tensorflow
 
@@ -52,10 +56,10 @@ def _run(main: Callable[[], int | None]) -> int:
     except TfdistError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    except Preempted:
-        return REQUEUE
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stopped:
+        if threads.failed():
+            return 1
+        return stopped.exit_code if isinstance(stopped, Preempted) else INTERRUPTED
     except Exception as error:  # raised by a recipe or a callback, or a bug in tfdist
         from pipelines.errors import DataError
 

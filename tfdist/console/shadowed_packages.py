@@ -9,6 +9,7 @@ from pathlib import Path
 from tfdist.errors import ConfigurationError
 
 _NAMES = ("pipelines", "recipes")
+_HOME = Path(__file__).resolve().parents[2]
 
 
 def put_first() -> None:
@@ -19,17 +20,30 @@ def put_first() -> None:
     Raises:
         ConfigurationError: A module of the user with such a name is already imported.
     """
-    home = Path(__file__).resolve().parents[2]
-    shadowing = {name: path for name in _NAMES if (path := _location(name)) != home / name}
+    shadowing = {name: path for name in _NAMES if (path := _location(name)) != _HOME / name}
     for name, path in shadowing.items():
         if name in sys.modules:
-            raise ConfigurationError(
-                f"{name!r} was imported from {path}, but tfdist needs its own package "
-                f"{home / name}. Rename your module, or run the command in another folder."
-            )
+            raise _conflict(name, path, ", or run the command in another folder")
     if shadowing:
-        sys.path.insert(0, str(home))
+        sys.path.insert(0, str(_HOME))
         importlib.invalidate_caches()
+
+
+def check() -> None:
+    """Checks that a script's own `pipelines` does not shadow that of tfdist, which trainers need.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    if (path := _location("pipelines")) != _HOME / "pipelines":
+        raise _conflict("pipelines", path, "")
+
+
+def _conflict(name: str, path: Path | None, alternative: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{name!r} was imported from {path}, but tfdist needs its own package {_HOME / name}. "
+        f"Rename your module{alternative}."
+    )
 
 
 def _location(name: str) -> Path | None:

@@ -39,7 +39,7 @@ def _is_script_of_worker() -> bool:
     is_worker = environ.setdefault(_PROCESS, str(os.getpid())) == str(os.getpid())
     launched = environ.get(SECRET) and environ.get("TF_CONFIG")
     program = Path(sys.argv[0])  # "-m" while the package of a command is imported
-    is_command = Path(__file__).parents[1] in program.absolute().parents
+    is_command = Path(__file__).parents[1] in program.parents
     in_main = multiprocessing.parent_process() is None
     if not (is_worker and launched and in_main) or is_command:
         return False

@@ -22,6 +22,7 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import BackgroundWriter, Place, Store
 from tfdist.errors import ConfigurationError, first_line
+from tfdist.loops import interrupts
 from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
 
@@ -66,6 +67,7 @@ class CheckpointWriter:
         self.is_joint = False
         self._joint: JointSave | None = None  # the save in progress
         self._saved: Place | None = None  # the last save of all workers
+        self._has_submitted = False
 
     def write_jointly(self) -> None:
         """Makes each worker write its shards, if all can write to the folder of rank 0.
@@ -118,12 +120,17 @@ class CheckpointWriter:
         """
         try:
             self._wait()
+            if self._has_submitted:
+                interrupts.note_checkpoint()
         except _WRITE_ERRORS as error:
+            self._has_submitted = False
             line = f"{self._failed(error)}. "
             if self._settings.on_error == "stop":
                 raise ConfigurationError(f"{line}Earlier checkpoints are intact.") from error
             ends = job is None or is_last
             say(f"{line}{'' if ends else 'Training continues. '}Earlier checkpoints are intact.")
+        # The other workers do not learn whether the chief's write succeeds.
+        self._has_submitted |= job is not None or not self._strategy.is_chief
         if job is None:
             return
         if not self.is_joint:

@@ -22,6 +22,7 @@ from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.groups.agreement import from_rank0
+from tfdist.loops import interrupts
 from tfdist.loops.checkpoint_writer import CheckpointWriter, Job, say
 from tfdist.loops.epoch import Call
 from tfdist.loops.fit import CheckpointHooks
@@ -68,6 +69,7 @@ class Checkpointing(CheckpointHooks):
         if found is None:
             return False
         self._path, self._saved = found
+        interrupts.note_checkpoint()
         self.progress = Progress(**self._saved.state["progress"])
         self._restore(self._saved)
         self._state.before_training(self._saved)

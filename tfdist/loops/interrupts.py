@@ -5,7 +5,8 @@ cannot be saved. Therefore signal handlers only record the request, and the work
 after a call of the inner loop.
 
 Kubernetes and Slurm send SIGTERM before they kill a process; Slurm's `--signal=USR1@120` sends
-SIGUSR1 some time before.
+SIGUSR1 some time before. A terminal that closes sends SIGHUP. Signals that are ignored when the
+process starts stay ignored, as after `nohup`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tfdist.errors import Preempted
+from tfdist.errors import REQUEUE, TERMINATED, Preempted
 
 _TIME_IS_UP, _INTERRUPTED, _PREEMPTED = 1, 2, 3
-_PREEMPTING = (signal.SIGTERM, signal.SIGUSR1)
+_PREEMPTING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _HINT = b"\nCtrl-C: stopping after this step. Press Ctrl-C again to stop immediately.\n"
 
 _pending = 0
 _holding = False
 _raised = False  # a preemption was raised, and the run may be saving its state
+_has_checkpoint = False
 _deadline = math.inf
 
 
@@ -43,8 +45,19 @@ def pending() -> int:
 
 def stop(request: int) -> KeyboardInterrupt:
     """Returns the exception for a request from `pending`, or for the largest of all workers."""
-    kinds = {_TIME_IS_UP: TimeIsUp, _INTERRUPTED: KeyboardInterrupt, _PREEMPTED: Preempted}
-    return kinds[request]()
+    if request == _PREEMPTED:
+        return _preempted()
+    return TimeIsUp() if request == _TIME_IS_UP else KeyboardInterrupt()
+
+
+def note_checkpoint() -> None:
+    """Records that there is a checkpoint to resume from, so that preemptions end with `REQUEUE`."""
+    global _has_checkpoint
+    _has_checkpoint = True
+
+
+def _preempted() -> Preempted:
+    return Preempted(REQUEUE if _has_checkpoint else TERMINATED)
 
 
 @contextmanager
@@ -69,43 +82,49 @@ def deadline(seconds: float | None) -> Iterator[None]:
 def deferred(agreed: Callable[[int], int] = int) -> Iterator[None]:
     """Records signals within the block instead of raising. A second SIGINT raises immediately.
 
-    Signal handlers that the user's code has set are kept, but not those of `ray.init`.
+    Signal handlers that the user's code has set are kept, but not those of `ray.init`. After a
+    preemption, further ones are ignored, because the caller may be saving its state.
 
     Args:
         agreed: Returns the maximum of a number over all workers.
 
     Raises:
         KeyboardInterrupt: At the end of the block, if a signal was recorded and no loop raised it.
-            `Preempted` if it was SIGTERM or SIGUSR1.
+            `Preempted` if it was SIGTERM, SIGUSR1 or SIGHUP.
     """
     global _pending, _holding, _raised
     if _holding or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = _replaced()
-    _holding = True
+    _holding, is_preempted = True, False
     try:
         yield
         if request := agreed(_pending):
             raise stop(request)
+    except Preempted:  # of this or another worker
+        is_preempted = True
+        raise
     finally:
-        _raised |= _pending == _PREEMPTED
+        _raised |= is_preempted
         _pending, _holding = 0, False
         for number, handler in before.items():
-            signal.signal(number, handler)
+            stays = is_preempted and handler is signal.SIG_DFL
+            signal.signal(number, _ignore if stays else handler)
 
 
 @contextmanager
 def preemption_raises() -> Iterator[None]:
-    """Makes SIGTERM and SIGUSR1 raise `Preempted` once, within the block but outside `deferred`.
+    """Makes preempting signals raise `Preempted` once, within the block but outside `deferred`.
 
-    Later signals are ignored, so that saving is not interrupted.
+    Later ones are ignored until the process has ended, so that saving is not interrupted, and the
+    exit code stays.
     """
     global _raised
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    free = [number for number in _PREEMPTING if signal.getsignal(number) is signal.SIG_DFL]
+    free = [n for n in _PREEMPTING if signal.getsignal(n) in (signal.SIG_DFL, _ignore)]
     _raised = False
     try:
         for number in free:
@@ -113,7 +132,7 @@ def preemption_raises() -> Iterator[None]:
         yield
     finally:
         for number in free:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, _ignore if _raised else signal.SIG_DFL)
 
 
 def _replaced() -> dict[signal.Signals, Any]:
@@ -122,7 +141,7 @@ def _replaced() -> dict[signal.Signals, Any]:
     before = {}
     for number, default in usual.items():
         handler = signal.getsignal(number)
-        if handler in (default, _raise_once) or _is_of_ray(handler):
+        if handler in (default, _raise_once, _ignore) or _is_of_ray(handler):
             before[number] = handler
             signal.signal(number, _note_interrupt if number == signal.SIGINT else _note_preemption)
     return before
@@ -152,4 +171,8 @@ def _raise_once(number: int, frame: FrameType | None) -> None:
     del number, frame
     if not _raised:
         _raised = True
-        raise Preempted
+        raise _preempted()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Handles preempting signals after the first one, until the next training."""

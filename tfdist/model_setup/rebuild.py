@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-import tempfile
 import textwrap
 from typing import Any
 
 import keras
 import numpy as np
 
+from tfdist.console import folders
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.upstream import keras_layers, keras_model, keras_optimizers
 
@@ -141,7 +141,7 @@ def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -
         layer.save_own_variables(store)
         copied.load_own_variables({name: np.asarray(value) for name, value in store.items()})
     if hasattr(layer, "save_assets"):  # a vocabulary
-        with tempfile.TemporaryDirectory() as folder:
+        with folders.temporary() as folder:
             layer.save_assets(folder)
             copied.load_assets(folder)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import cloudpickle
 from tfdist.cluster.launcher.notebook import pickled_call
 from tfdist.cluster.launcher.processes import Streams
 from tfdist.cluster.launcher.restarts import Failure, Restarts, run_with_restarts
+from tfdist.console import folders
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.ray.blocks import execute
 from tfdist.ray.messages import Message, Report, Result
@@ -157,7 +157,7 @@ def _handle(results: list[bytes], message: Message) -> None:
     if not message.checkpoint:
         tune.report(message.metrics)
         return
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+    with folders.temporary() as folder:
         unpack(message.checkpoint, folder)
         tune.report(message.metrics, checkpoint=tune.Checkpoint.from_directory(folder))
 

@@ -11,14 +11,13 @@ import contextlib
 import io
 import os
 import tarfile
-import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tfdist import cluster
+from tfdist.console import folders, threads
 from tfdist.errors import LaunchError
 from tfdist.ray.blocks import Blocks, send_rows
 from tfdist.ray.messages import Report, Result
@@ -113,12 +112,12 @@ class Channel:
         datasets: Mapping[str, Blocks] = MappingProxyType({}),
     ) -> None:
         self._function, self._put, self._datasets = function, put, datasets
-        self._folder = tempfile.TemporaryDirectory(prefix="tfdist-")
+        self._folder = folders.sockets()
         self._listener = Listener(f"{self._folder.name}/channel", "AF_UNIX", backlog=16)
         self.environ = {_VARIABLE: str(self._listener.address)}
 
     def __enter__(self) -> Channel:
-        _in_thread(self._accept)
+        threads.start(self._accept)
         return self
 
     def __exit__(
@@ -129,9 +128,9 @@ class Channel:
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError, EOFError):
-            _in_thread(self._serve_worker, self._listener.accept())
+            threads.start(self._serve_worker, self._listener.accept())
             while True:
-                _in_thread(send_rows, self._listener.accept(), self._datasets)
+                threads.start(send_rows, self._listener.accept(), self._datasets)
 
     def _serve_worker(self, connection: Connection) -> None:
         with contextlib.suppress(OSError, EOFError), connection:
@@ -141,10 +140,6 @@ class Channel:
                 self._put(message)
                 if isinstance(message, Result):
                     connection.send(True)
-
-
-def _in_thread(function: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()
 
 
 def _pack(folder: str | os.PathLike[str]) -> bytes:

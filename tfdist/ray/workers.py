@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from tfdist.cluster.launcher.plan import Process
 from tfdist.cluster.launcher.processes import Child, Children, Streams, signals_raise
 from tfdist.cluster.launcher.restarts import NO_RESTARTS, Failure
 from tfdist.cluster.messages import secret_environ
+from tfdist.console import threads
 from tfdist.errors import PEER_LOST, TfdistError, first_line
 from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
@@ -196,7 +196,7 @@ class RayChild(Child):
                 self._end = self._lost_worker(error)
             on_end(self)
 
-        threading.Thread(target=follow, daemon=True).start()
+        threads.start(follow)
 
     @property
     def running(self) -> bool:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tfdist.console import folders
 from tfdist.console.files import replacing
 
 _OTHER_BYTES = 2**20  # of metrics, curves and TensorBoard's events
@@ -56,7 +57,7 @@ def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
         with replacing(path) as file:
             model.save(file)
     except Exception as error:  # the system, h5py and zipfile raise different errors
-        for place in (Path.cwd(), Path.home(), Path(tempfile.gettempdir()), Path("/dev/shm")):
+        for place in folders.rescue():
             try:
                 folder = Path(tempfile.mkdtemp(prefix="tfdist-", dir=place))
             except OSError:

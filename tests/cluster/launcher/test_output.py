@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import pty
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.starting import command, piped
+from tests.support.starting import ENVIRON, command, piped, python
 from tfdist.cluster.launcher import processes
 from tfdist.cluster.launcher.output import Relay
 from tfdist.cluster.launcher.plan import Process
@@ -111,10 +115,63 @@ def test_slow_reader_gets_the_last_lines() -> None:
     assert out.getvalue() == "[0] first\n[0] last\n"
 
 
-def test_exits_when_output_is_closed() -> None:
-    line = command("--", sys.executable, "-c", FOR_EVER)
-    with piped(*line, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() in ("[0] line\n", "[1] line\n")
-        process.stdout.close()  # as `head` does
-        assert process.wait(60) != 0
+@contextlib.contextmanager
+def lost_output(kind: str) -> Iterator[int]:
+    """Yields the descriptor of an output that cannot be written."""
+    if kind == "full disk":
+        read, write = os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, write = os.pipe() if kind == "reader that left" else pty.openpty()
+    os.close(read)
+    try:
+        yield write
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize("kind", ["reader that left", "full disk", "closed terminal"])
+@pytest.mark.parametrize("with_errors", [False, True], ids=["output", "output and errors"])
+def test_run_continues_without_its_output(kind: str, with_errors: bool) -> None:
+    # More than a pipe holds.
+    code = "import sys\nfor _ in range(3000): print('x' * 50); print('y', file=sys.stderr)"
+    with lost_output(kind) as output:
+        line = command("--num-workers", "1", "--", sys.executable, "-c", code)
+        pipe = subprocess.STDOUT if with_errors else subprocess.PIPE
+        with piped(*line, stdout=output, stderr=pipe) as process:
+            _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    if not with_errors:
+        lost = [one for one in errors.splitlines() if not one.endswith("y")]
+        assert len(lost) == 1
+        assert lost[0].startswith("warning: Standard output cannot be written (")
+
+
+def test_training_in_a_script_continues_without_its_output() -> None:
+    code = """
+import sys
+from tfdist.console import streams
+before = sys.stdout
+with streams.guarded():  # as in `fit`
+    print("a progress bar")
+assert sys.stdout is before
+"""
+    with lost_output("full disk") as output:
+        line = (sys.executable, "-c", code)
+        done = subprocess.run(line, env=ENVIRON, stdout=output, stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr.count(b"\n")) == (0, 1)
+
+
+def test_error_of_a_relay_ends_the_run() -> None:
+    code = f"""
+import sys
+from tfdist.console import command
+from tfdist.cluster.launcher import output, processes
+from tfdist.cluster.launcher.plan import Process
+def fail(*arguments):
+    raise LookupError("a fault of the relay")
+output.Relay._show = fail
+command_line = (sys.executable, "-c", {FOR_EVER!r})
+raise SystemExit(command.run(lambda: processes.run([Process("0", command_line)], grace=1)))
+"""
+    done = python("-c", code, code=1)
+    assert "LookupError: a fault of the relay" in done.stderr

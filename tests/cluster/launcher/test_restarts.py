@@ -130,18 +130,20 @@ def save(number, frame):
     time.sleep(0.5 * rank)  # the launcher waits for all
     pathlib.Path(f"saved {{rank}}").touch()
     raise SystemExit({REQUEUE})
-signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGUSR1, save)
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, save)
 pathlib.Path(f"ready {{rank}}").touch()
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_preempted_launcher_lets_workers_save(tmp_path: Path, number: signal.Signals) -> None:
     line = command("--max-restarts", "2", "--", sys.executable, program(tmp_path, SAVES))
     with piped(*line, cwd=tmp_path) as process:
         wait_for(lambda: len(list(tmp_path.glob("ready *"))) == 2)
-        process.send_signal(number)
+        for _ in range(2):  # to the job and to its step
+            process.send_signal(number)
         assert process.wait(SECONDS) == REQUEUE
     assert len(list(tmp_path.glob("saved *"))) == 2
 

@@ -7,6 +7,7 @@ line, and the format differs between MPI implementations.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from typing import IO, TextIO
 
 from tfdist.cluster.environments import read_mpi
+from tfdist.console import streams, threads
+from tfdist.errors import exit_code
 
 _TRACEBACK = "Traceback (most recent call last):"
 _KEPT_LINES = 400
@@ -55,9 +58,7 @@ class Relay:
     def start(self, child: subprocess.Popen[bytes]) -> None:
         """Reads the pipes of a process until they end."""
         for pipe, is_error in ((child.stdout, False), (child.stderr, True)):
-            thread = threading.Thread(target=self._relay, args=(pipe, is_error), daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._threads.append(threads.start(self._relay, pipe, is_error))
 
     def write(self, text: str, is_error: bool) -> None:
         """Relays complete lines that another process has read."""
@@ -92,16 +93,23 @@ class Relay:
         return "\n".join(line for line in lines[starts[-1] :] if line.startswith(tag))
 
     def _relay(self, pipe: IO[bytes], is_error: bool) -> None:
-        # Always read to the end, because a process blocks while its pipe is full.
-        for raw in pipe:
-            # A progress bar rewrites its line after a carriage return. Keep only its last state.
-            line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-            if is_error:
-                if _NOISE.match(line):
-                    continue
-                self._errors.append(line)
-            self._num_lines += 1
-            self._show(line, is_error)
+        try:
+            for raw in pipe:
+                self._relay_line(raw, is_error)
+        except Exception as error:
+            threads.fail(error)
+            for _ in pipe:  # a process blocks while its pipe is full
+                pass
+
+    def _relay_line(self, raw: bytes, is_error: bool) -> None:
+        # A progress bar rewrites its line after a carriage return. Keep only its last state.
+        line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+        if is_error:
+            if _NOISE.match(line):
+                return
+            self._errors.append(line)
+        self._num_lines += 1
+        self._show(line, is_error)
 
     def _show(self, line: str, is_error: bool) -> None:
         stream = self._err if is_error else self._out
@@ -112,12 +120,19 @@ class Relay:
         try:
             with self._lock:
                 print(f"{self._prefix}{shown}", file=stream, flush=True)
-        except BrokenPipeError:  # the reader has exited, as in `... | head`: stop the run
-            if is_error:
-                self._err = None
-            else:
-                self._out = None
-            os.kill(os.getpid(), signal.SIGTERM)
+        except (OSError, ValueError) as error:  # such as the closed stream of a notebook
+            self._lose(is_error, error)
+
+    def _lose(self, is_error: bool, error: Exception) -> None:
+        """Drops a stream that cannot be written, and says so on the other one."""
+        name, other = ("Standard error", self._out) if is_error else ("Standard output", self._err)
+        if is_error:
+            self._err = None
+        else:
+            self._out = None
+        if other is not None:
+            with contextlib.suppress(OSError, ValueError):
+                print(streams.lost(name, error), end="", file=other, flush=True)
 
 
 def _verdict(lines: list[str]) -> str:
@@ -131,6 +146,7 @@ def _verdict(lines: list[str]) -> str:
 
 def main(command: Sequence[str]) -> int:
     """Runs a command with its rank under mpirun before each line; returns its exit code."""
+    streams.guard()
     found = read_mpi(os.environ)
     relay = Relay(str(found.rank) if found else "", sys.stdout, sys.stderr)
     try:
@@ -146,12 +162,13 @@ def main(command: Sequence[str]) -> int:
     with child:
         # The command receives an interrupt too, and decides when to exit.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, lambda received, _: child.send_signal(received))
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _: child.send_signal(received))
         relay.start(child)
         code = child.wait()
         relay.join(_DRAIN_SECONDS)
-    return code if code >= 0 else 128 - code
+    return exit_code(code)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -23,7 +22,9 @@ from tfdist.cluster.launcher.orphans import marked, watching
 from tfdist.cluster.launcher.output import Relay
 from tfdist.cluster.launcher.plan import Process
 from tfdist.cluster.launcher.restarts import NO_RESTARTS, Failure, Restarts
-from tfdist.errors import REQUEUE, LaunchError
+from tfdist.console import folders, threads
+from tfdist.console.streams import say
+from tfdist.errors import REQUEUE, TERMINATED, LaunchError, exit_code
 
 #: Maximum time between SIGTERM and SIGKILL.
 _TERMINATION_SECONDS = 5.0
@@ -32,11 +33,15 @@ _DRAIN_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_HINT = "\nThe workers are saving. Press Ctrl-C again to kill them.\n"
+
+
 class SignalledError(SystemExit):
     """A signal that terminates this process, after the other processes have saved a checkpoint."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
+        super().__init__(exit_code(-number))
         self.number = number
 
 
@@ -44,30 +49,38 @@ class SignalledError(SystemExit):
 def signals_raise() -> Iterator[None]:
     """Makes SIGTERM, SIGUSR1 and SIGHUP raise an exception within the block, as Ctrl-C does.
 
-    SIGINT raises an exception even if a shell made this process ignore it, as for background jobs.
-    Has no effect outside of the main thread, because Python allows signal handlers only there.
+    Only the first signal raises it, because schedulers signal both a job and its processes, and
+    workers are saving by then. Only a second Ctrl-C interrupts that. Signals that were ignored
+    before the block stay ignored, as after `nohup` and in background jobs. Has no effect outside of
+    the main thread, because Python allows signal handlers only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    received: list[int] = []
 
-    def leave(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # the terminal was closed
-            raise SystemExit(128 + number)
-        raise SignalledError(number)
+    def leave(number: int, frame: FrameType | None) -> None:
+        is_first = not received  # before a further signal interrupts this handler
+        received.append(number)
+        if number == signal.SIGINT and (is_first or received.count(number) > 1):
+            signal.default_int_handler(number, frame)
+        if number == signal.SIGINT:
+            say(2, _HINT)
+        elif is_first:
+            raise SignalledError(number)
 
-    handlers = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: leave,
-        signal.SIGUSR1: leave,
-        signal.SIGHUP: leave,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     try:
+        for number in handled:
+            signal.signal(number, leave)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        # After a preemption, nothing may change the exit code until the process has ended.
+        stays = bool(received) and isinstance(sys.exc_info()[1], SignalledError)
+        for number in handled:
+            if not stays or number == signal.SIGINT:
+                signal.signal(number, before[number])
 
 
 @dataclass(frozen=True)
@@ -166,7 +179,7 @@ class LocalChild:
             popen.wait()
             on_end(self)
 
-        threading.Thread(target=wait, daemon=True).start()
+        threads.start(wait)
 
     @property
     def running(self) -> bool:
@@ -175,9 +188,8 @@ class LocalChild:
 
     @property
     def code(self) -> int:
-        """The exit code of an ended process, as in a shell: 128 plus the number of a signal."""
-        code = self._popen.returncode if self._popen else 0
-        return code if code >= 0 else 128 - code
+        """The exit code of an ended process; see `exit_code`."""
+        return exit_code(self._popen.returncode) if self._popen else 0
 
     def signal(self, number: int) -> None:
         """Sends a signal to the process and its children."""
@@ -308,10 +320,10 @@ class Children:
         for child in self._children:
             child.signal(signal.SIGUSR1)
         failed = self.wait(self._grace)
-        late = (
-            None if self.done else Failure("launcher", REQUEUE, "")
-        )  # a restart resumes from a checkpoint
-        return failed.failure() if failed else late
+        if failed and failed.code not in (REQUEUE, TERMINATED):
+            return failed.failure()
+        # A restart resumes from the newest checkpoint, if there is one.
+        return None if self.done else Failure("launcher", REQUEUE, "")
 
     def error_output(self) -> str:
         """Returns the last lines on standard error of each process."""
@@ -348,7 +360,8 @@ class Children:
         for child in chiefs or self._children:
             child.signal(child.process.preempt_by or received.number)
         self._wait_for_all(self._grace, chiefs)
-        if any(child.code == REQUEUE for child in self._children if not child.running):
+        chief = (chiefs or self._children)[0]  # the others do not know whether it could save
+        if not chief.running and chief.code == REQUEUE:
             received.code = REQUEUE
 
     def _end(self, number: int, seconds: float) -> None:
@@ -400,7 +413,7 @@ def run(
     Raises:
         KeyboardInterrupt: SIGINT was received. All processes have ended.
         SystemExit: SIGTERM, SIGUSR1 or SIGHUP was received. All processes have ended. The code is
-            `REQUEUE` if they saved a checkpoint.
+            `REQUEUE` if they saved a checkpoint. Only the first signal counts.
         LaunchError: A program cannot be started.
     """
     running = started(processes, grace=grace, restarts=restarts, streams=streams, environ=environ)
@@ -431,13 +444,13 @@ def started(
         LaunchError: A program cannot be started.
     """
     mark = uuid.uuid4().hex
-    folder = tempfile.mkdtemp(prefix="tfdist-")
-    shared = {**environ, **marked(mark), waiting.FOLDER: folder}
-    children = [LocalChild(process, shared, streams or Streams()) for process in processes]
-    try:
-        with watching(mark, folder), Children(children, grace, restarts, folder) as group:
-            group.start()
-            yield group
-    finally:  # after all processes have ended, so that no pipe is open
-        for child in children:
-            child.finish()
+    with folders.temporary() as folder:
+        shared = {**environ, **marked(mark), waiting.FOLDER: folder}
+        children = [LocalChild(process, shared, streams or Streams()) for process in processes]
+        try:
+            with watching(mark, folder), Children(children, grace, restarts, folder) as group:
+                group.start()
+                yield group
+        finally:  # after all processes have ended, so that no pipe is open
+            for child in children:
+                child.finish()

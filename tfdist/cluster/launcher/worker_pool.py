@@ -9,7 +9,6 @@ import contextlib
 import multiprocessing.connection
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -23,6 +22,7 @@ from tfdist.cluster.launcher import mpirun, options, plan, pool_worker, processe
 from tfdist.cluster.launcher.plan import LOCAL, Process, slots
 from tfdist.cluster.launcher.processes import Children, Streams
 from tfdist.cluster.messages import secret_environ
+from tfdist.console import folders
 from tfdist.errors import LaunchError
 
 _START_SECONDS, _REQUEST_SECONDS = 240.0, 120.0
@@ -103,7 +103,7 @@ class WorkerPool:
         """
         if self._group:
             return
-        folder = tempfile.TemporaryDirectory(prefix="tfdist-")
+        folder = folders.sockets()
         with self._stopping_on_error("the workers did not start"), folder as name:
             self._start(str(Path(name, "pool")))
         self._pause()

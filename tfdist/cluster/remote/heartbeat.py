@@ -11,13 +11,13 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster.record import split
 from tfdist.cluster.remote import native_exit, probe
 from tfdist.cluster.remote.probe import Lost, problem
+from tfdist.console import threads
 from tfdist.errors import ClusterError
 
 #: Time in which servers that are started together with the training have to listen.
@@ -81,7 +81,7 @@ class Heartbeat:
 
     def listen(self) -> None:
         """Leaves it to this process how to end, as long as its Python runs."""
-        threading.Thread(target=self._listen, name="device servers", daemon=True).start()
+        threads.start(self._listen, name="device servers")
 
     def _listen(self) -> None:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout

@@ -8,7 +8,6 @@ import concurrent.futures
 import contextlib
 import secrets
 import socket
-import threading
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster.messages import job_key
@@ -18,6 +17,7 @@ from tfdist.cluster.watchdog.batching import event_loop
 from tfdist.cluster.watchdog.deadline import exit_now
 from tfdist.cluster.watchdog.protocol import Coordinator, Reporter
 from tfdist.cluster.watchdog.status import Report, State, Status
+from tfdist.console import threads
 
 _SEND_SECONDS = 1.0
 _LOOPBACK = "127.0.0.1"
@@ -61,7 +61,7 @@ class Heartbeat:
                 self.status, size, hosts_of_rank_0, int(port), key, self._on_verdict
             )
         self._loop = event_loop(size)
-        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
+        threads.start(self._run, name="watchdog")
         atexit.register(self._leave)
 
     def send(self, at_once: bool = False) -> None:
@@ -90,8 +90,8 @@ class Heartbeat:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.create_task(self._node.run())
-        self._loop.run_forever()
+        self._loop.run_until_complete(self._node.run())
+        self._loop.run_forever()  # sends the last reports
 
     def _leave(self) -> None:
         self.status.end()

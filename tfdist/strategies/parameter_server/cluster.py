@@ -162,7 +162,7 @@ def serve(cluster: Cluster) -> None:
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
     (chief,) = cluster.tasks()["chief"]
     _wait_for([chief])
-    preempted = _noted(signal.SIGTERM, signal.SIGUSR1)
+    preempted = _noted(signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     silent_since = time.monotonic()
     while time.monotonic() < silent_since + CHIEF_GONE_SECONDS:
         if _answers(chief):
@@ -195,11 +195,12 @@ def server_options(cluster: Cluster, num_gpus: int) -> tf.compat.v1.ConfigProto:
 
 
 def _noted(*numbers: signal.Signals) -> list[int]:
-    """Makes signals only append to the list that is returned."""
+    """Makes signals only append to the list that is returned, except for ignored ones."""
     noted: list[int] = []
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
-            signal.signal(number, lambda received, _: noted.append(received))
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _: noted.append(received))
     return noted
 
 

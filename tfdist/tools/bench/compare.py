@@ -14,7 +14,6 @@ import json as json_format
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from jsonargparse import ArgumentParser
 
 from tfdist.cluster.launcher.processes import signals_raise
 from tfdist.config import default_data_dir
+from tfdist.console import folders
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.tools.bench import harness, rounds
 
@@ -154,7 +154,7 @@ def worktree(repository: Path, commit: str) -> Iterator[Path]:
     Raises:
         ConfigurationError: This is not a git checkout, or the commit does not exist.
     """
-    with signals_raise(), tempfile.TemporaryDirectory(prefix="tfdist-compare-") as folder:
+    with signals_raise(), folders.temporary("tfdist-compare-") as folder:
         tree = Path(folder) / "base"
         _git(repository, "worktree", "add", "--detach", "--quiet", str(tree), commit)
         try:

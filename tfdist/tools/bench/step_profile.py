@@ -7,7 +7,6 @@ trace has durations of operations that TensorFlow considers expensive, and of th
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from tfdist.console import tables
+from tfdist.console import folders, tables
 from tfdist.tools.bench.contenders import Case, Measure, fit_by_hand, fit_by_tfdist
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
@@ -49,7 +48,7 @@ def show(case: Case) -> None:
 def _trace(case: Case, prepare: Callable[[Case], Measure]) -> Trace:
     measure = prepare(case)
     operations = _operations(measure)
-    with tempfile.TemporaryDirectory() as folder:
+    with folders.temporary() as folder:
         with tf.profiler.experimental.Profile(folder):
             measure()
         (file,) = Path(folder).rglob("*.xplane.pb")

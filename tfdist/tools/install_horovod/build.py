@@ -8,13 +8,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
 
 import psutil
 from rich.progress import Progress
 
 from pipelines.cores import num_cores
+from tfdist.console import folders
 from tfdist.errors import InstallError
 from tfdist.tools.install_horovod import cuda, tools, versions
 
@@ -38,7 +38,7 @@ def wheel(folder: Path, with_mpi: bool) -> None:
         InstallError: The build failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="horovod-") as work:
+    with folders.temporary("horovod-") as work:
         build_tools = Path(work, "tools")
         # Not in the environment, which may have a newer setuptools.
         needed = _BUILD_TOOLS if shutil.which("cmake") else (*_BUILD_TOOLS, "cmake")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tfdist.cluster.mpi_library import Mpi
+from tfdist.console import folders
 from tfdist.errors import InstallError
 from tfdist.tools.install_horovod import build, cuda, tools, versions
 
@@ -64,7 +65,6 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
 
 def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
     """Returns the cache folder of the wheel for this TensorFlow, Python, MPI and environment."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     controllers = "gloo"
     settings = sorted(f"{name}={os.environ[name]}" for name in os.environ if _affects_build(name))
     settings += cuda.settings()
@@ -76,7 +76,7 @@ def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
     python = f"{sys.implementation.cache_tag}-{platform.machine()}"
     digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
     name = f"horovod-{versions.HOROVOD}-tensorflow-{tensorflow}-{python}-{controllers}-{digest}"
-    return cache / "tfdist" / name
+    return folders.cache() / name
 
 
 def _affects_build(variable: str) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.console import tables
+from tfdist.console import folders, tables
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.tools.tune.trial_process import last_error
 
@@ -112,7 +111,7 @@ def try_batch(
         steps: Number of steps.
         seconds: Time limit.
     """
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+    with folders.temporary() as folder:
         command = [
             sys.executable, "-m", "tfdist.train", *training, "--batch-size", str(batch),
             "--limit-steps", str(steps), "--epochs", "1", "--checkpoint-every", "never",
