@@ -23,8 +23,7 @@ def check_trainable(model: keras.Model) -> None:
     Raises:
         ConfigurationError: The model is not compiled.
     """
-    steps = (type(model).train_step, type(model).test_step)
-    has_custom_step = steps != (keras.Model.train_step, keras.Model.test_step)
+    has_custom_step = keras_model.redefined(model, "train_step", "test_step") is not None
     if not model.compiled or (model.optimizer is None and not has_custom_step):
         raise ConfigurationError(
             "The model is not compiled. Call model.compile(optimizer=..., loss=...) inside "

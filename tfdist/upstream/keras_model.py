@@ -74,8 +74,30 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Returns whether the class of a model overrides a method of `keras.Model`."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
+    """Returns whether a model's class, or the model itself, overrides a member of `keras.Model`."""
+    is_of_class = getattr(type(model), name) is not getattr(keras.Model, name)
+    return is_of_class or is_assigned(model, name)
+
+
+def redefined(owner: Any, *names: str) -> str | None:
+    """Returns the first member that an object or its class defines, unlike Keras's class of it.
+
+    Returns:
+        Such as `"MyModel.train_step"`, or None.
+    """
+    kind = type(owner)
+    base = next(cls for cls in kind.__mro__ if cls.__module__.startswith("keras."))
+    for name in names:
+        if is_assigned(owner, name) or getattr(kind, name) is not getattr(base, name):
+            return f"{kind.__name__}.{name}"
+    return None
+
+
+def is_assigned(owner: Any, name: str) -> bool:
+    """Returns whether user code has set a method as an attribute of an object, not of its class."""
+    value = vars(owner).get(name)
+    value = value.func if isinstance(value, functools.partial) else value
+    return callable(value) and not str(getattr(value, "__module__", "")).startswith("tfdist.")
 
 
 def compile_config(model: keras.Model) -> Any:
@@ -185,11 +207,16 @@ def move(variable: keras.Variable, device: str) -> None:
         new = tf.Variable(
             old.read_value(),
             trainable=old.trainable,
-            name=variable.name,
+            name=plain_name(old),
             aggregation=old.aggregation,
         )
     new._unique_id = old._unique_id
     vars(variable)["_value"] = new
+
+
+def plain_name(variable: tf.Variable) -> str:
+    """Returns the name to create a copy of a TensorFlow variable with, by which users choose it."""
+    return variable.name.removesuffix(":0")
 
 
 def values_chosen_by(choose: Callable[[Any], Any]) -> Any:
@@ -341,11 +368,11 @@ def functional_graph(model: keras.Model) -> Functional | None:
     """
     graph = model
     if isinstance(model, keras.Sequential):
-        if type(model).call is not keras.Sequential.call:
+        if type(model).call is not keras.Sequential.call or is_assigned(model, "call"):
             return None
         graph = model._functional
     is_plain = isinstance(graph, Functional) and type(graph).call is Functional.call
-    return graph if is_plain else None
+    return graph if is_plain and not is_assigned(graph, "call") else None
 
 
 def is_functional(model: keras.layers.Layer) -> bool:

@@ -80,6 +80,20 @@ def weights_swapped_by_assignment() -> AbstractContextManager[None]:
     return all_replaced(kind, replacements)
 
 
+def is_function_of_keras(function: Any) -> bool:
+    """Returns whether a model's `train_function` or the like is None or made by Keras.
+
+    User code may set these attributes, and Keras then calls what it has set.
+    """
+    plain = getattr(function, "python_function", function)
+    return function is None or plain.__module__ == trainer.__name__
+
+
+def metrics_or_logs(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns an epoch's logs, given those of the last step: `_get_metrics_result_or_logs`."""
+    return model._get_metrics_result_or_logs(logs)
+
+
 def concatenated(tensors: Sequence[Any]) -> Any:
     """Concatenates tensors along the rows; different inner shapes give a ragged tensor.
 
