@@ -22,6 +22,7 @@ def check_trainable(model: keras.Model) -> None:
 
     Raises:
         ConfigurationError: The model is not compiled.
+        UnsupportedModelError: A part of it redefines the list of its variables.
     """
     has_custom_step = keras_model.redefined(model, "train_step", "test_step") is not None
     if not model.compiled or (model.optimizer is None and not has_custom_step):
@@ -29,6 +30,7 @@ def check_trainable(model: keras.Model) -> None:
             "The model is not compiled. Call model.compile(optimizer=..., loss=...) inside "
             "build_model."
         )
+    keras_optimizers.check_lists_of_variables(model)
 
 
 def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:

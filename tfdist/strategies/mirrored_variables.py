@@ -101,9 +101,9 @@ def first_difference(variables: Sequence[keras.Variable]) -> Difference | None:
         for device, copy in {own.device: own, **copies_of(own)}.items():
             with tf.device(device):
                 by_device.setdefault(device, []).append(_digest(copy))
-    first, *others = [(device, np.array(tf.stack(d))) for device, d in by_device.items()] or [()]
-    for device, digests in others:
-        for place in np.flatnonzero(digests != first[1]):
+    first, *others = [tf.stack(digests).numpy() for digests in by_device.values()] or [None]
+    for device, digests in zip([*by_device][1:], others, strict=True):
+        for place in np.flatnonzero(digests != first):
             variable, own = pairs[place]
             values = own.numpy(), copies_of(own)[device].numpy()
             if not np.array_equal(*values, equal_nan=values[0].dtype.kind in "fV"):

@@ -100,6 +100,32 @@ def is_assigned(owner: Any, name: str) -> bool:
     return callable(value) and not str(getattr(value, "__module__", "")).startswith("tfdist.")
 
 
+def check_same_attributes(source: Any, copied: Any) -> None:
+    """Checks that a copy from a configuration has what user code has set on the original.
+
+    A method that is set on the object is not part of a configuration, nor are arguments of a
+    subclass without a `get_config` of its own. `Layer.__new__` itself sets `build` and `quantize`.
+
+    Raises:
+        TypeError: It lacks something.
+    """
+    own, others = vars(source), vars(copied)
+    listed = {id(v) for v in getattr(source, "variables", ())}
+    is_layer = isinstance(source, keras.layers.Layer)
+    for name, value in own.items():
+        if hasattr(type(source), name):
+            is_lost = is_assigned(source, name) and name not in ("build", "quantize")
+        elif is_layer or name.startswith("_"):
+            is_lost = False
+        elif isinstance(value, keras.Variable):
+            is_lost = id(value) not in listed and not isinstance(others.get(name), keras.Variable)
+        else:
+            is_plain = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+            is_lost = is_plain and others.get(name) != value
+        if is_lost:
+            raise TypeError(f"{type(source).__name__}.{name} would be lost")
+
+
 def compile_config(model: keras.Model) -> Any:
     """Returns the arguments of `compile`, a new object per call of it: `Trainer._compile_config`.
 

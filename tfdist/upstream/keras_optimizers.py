@@ -21,7 +21,13 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.schedules import learning_rate_schedule
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.upstream.keras_model import flatten_layers, is_assigned, redefined
+from tfdist.upstream.keras_model import (
+    check_same_attributes,
+    flatten_layers,
+    is_assigned,
+    metrics_of,
+    redefined,
+)
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, part, values_of
 from tfdist.upstream.optimizer_kernels import update_function
 from tfdist.upstream.patching import all_replaced, replace, replaced
@@ -50,7 +56,10 @@ def new_like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimize
     try:
         with replaced(learning_rate_schedule, "serialize", lambda schedule: schedule):
             config = optimizer.get_config()
-        return type(optimizer).from_config(config)
+        created = type(optimizer).from_config(config)
+        for old, new in {optimizer: created, unwrapped(optimizer): unwrapped(created)}.items():
+            check_same_attributes(old, new)
+        return created
     except Exception as error:  # whatever the user's class raises
         raise UnsupportedModelError(
             f"{kind} cannot be created again from its get_config ({error}). Define "
@@ -94,16 +103,36 @@ def is_of_keras(optimizer: keras.optimizers.Optimizer) -> bool:
 def custom_step_of(model: keras.Model, training: bool) -> str | None:
     """Returns what a model redefines so that a step is custom, such as `"MyModel.train_step"`.
 
-    Keras's own steps also read properties of the model, and call the optimizer for each batch whose
-    gradients it accumulates. A model that redefines these runs Keras's steps as custom ones.
+    Keras's own steps also read properties of the model, scale its loss, and call the optimizer for
+    each batch whose gradients it accumulates. A model that redefines these runs Keras's steps as
+    custom ones.
     """
     if not training:
         return redefined(model, "test_step", "losses")
     found = redefined(model, "train_step", "losses", "trainable_weights", "trainable_variables")
-    optimizer = unwrapped(model.optimizer) if model.compiled else None
-    if found is None and getattr(optimizer, "gradient_accumulation_steps", None):
-        return redefined(optimizer, "apply_gradients", "apply")
-    return found
+    if found is not None or not model.compiled or model.optimizer is None:
+        return found
+    optimizer = unwrapped(model.optimizer)
+    names = ("apply_gradients", "apply") if optimizer.gradient_accumulation_steps else ()
+    return redefined(model.optimizer, "scale_loss") or redefined(optimizer, "scale_loss", *names)
+
+
+#: Members by which tfdist finds all variables, and which Keras's loops do not read.
+_LISTS = ("variables", "metrics_variables")
+
+
+def check_lists_of_variables(model: keras.Model) -> None:
+    """Refuses a model with a part that redefines the list of its variables.
+
+    Raises:
+        UnsupportedModelError: There is one.
+    """
+    for owner in (*flatten_layers(model), *optimizers_of(model), *metrics_of(model)):
+        if cause := redefined(owner, *(name for name in _LISTS if hasattr(type(owner), name))):
+            raise UnsupportedModelError(
+                f"{cause} is redefined, but tfdist needs the list of all variables. Give the new "
+                "list another name."
+            )
 
 
 def variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tfdist.upstream.keras_model import redefined
+
 #: `update(gradient, variable, learning_rate)`, as the `update_step` of a Keras optimizer.
 Update = Callable[[Any, tf.Variable, Any], None]
 
@@ -35,7 +37,8 @@ def update_function(optimizer: keras.optimizers.Optimizer) -> Update:
             `update_step`, returns its own `update_step`.
     """
     make = _KERNELS.get(getattr(optimizer.update_step, "__func__", None))
-    if make is None or not make.has_constants(optimizer):
+    is_changed = redefined(optimizer, "assign", "assign_add", "assign_sub", "iterations")
+    if make is None or is_changed or not make.has_constants(optimizer):
         return optimizer.update_step
     kernel = make(optimizer)
 
