@@ -104,9 +104,10 @@ def _move_bias(plain: Any, callback: Any, *args: Any, **kwargs: Any) -> None:
     callback.model.layers[-1].bias.assign_add([0.125])
 
 
-def _call_that_adds_loss(plain: Any, layer: Any, inputs: Any) -> Any:
-    layer.add_loss(ops.mean(ops.square(inputs)))
-    return plain(inputs)
+def _call_that_adds_loss(plain: Any, layer: Any, inputs: Any, **options: Any) -> Any:
+    outputs = plain(inputs, **options)
+    layer.add_loss(ops.mean(ops.square(outputs)))
+    return outputs
 
 
 def _l2_sp(plain: Any, optimizer: Any, variables: Any) -> None:
@@ -226,8 +227,7 @@ _MODEL = {
         property(lambda model: model.layers[-1].trainable_variables), changes=False),
     "variables": _LAYER["variables"],
     "metrics_variables": _LAYER["metrics_variables"],
-    "add_loss": Point("Called by `call`; see `Layer`.", lambda plain, model, loss: plain(3 * loss),
-        also={"call": _call_that_adds_loss}),
+    "add_loss": Point("Not supported by Keras; call that of a layer."),
     "trainable": Point("Freezes the weights.", property(lambda _: True, lambda *_: None),
         changes=False),
     "rematerialized_call": _LAYER["rematerialized_call"],
@@ -257,7 +257,8 @@ _OPTIMIZER = {
     "update_step": Point("Updates one weight.", _only_step),
     "assign": _called("Assigns to a variable."),
     "assign_add": Point("Adds to a variable.", _doubled_value),
-    "assign_sub": Point("Subtracts from a variable.", _doubled_value),
+    "assign_sub": Point("Subtracts from a variable.", _doubled_value,
+        also={"momentum": property(lambda _: 0.0, lambda *_: None)}),
     "build": Point("Creates variables; values that it assigns are lost in Keras's graph.",
         _l2_sp, changes=False),
     "add_optimizer_variables": Point("Called by `build`.", instead(initializer="ones")),

@@ -73,13 +73,10 @@ class Program:
         kind, defaults = PARTS[part]
         if part != self._part:
             return kind(*args, **defaults | options)
-        kind = type(
-            f"Own{kind.__name__}", (kind,), {n: _method(f, n) for n, f in self._overrides.items()}
-        )
-        # A functional model changes the bases of its class.
-        made = kind(*args, **defaults | options)
+        members = {n: _method(kind, n, override) for n, override in self._overrides.items()}
+        made = type(f"Own{kind.__name__}", (kind,), members)(*args, **defaults | options)
         for name, override in self._attributes.items():
-            setattr(made, name, functools.partial(override, getattr(made, name), made))
+            setattr(made, name, _attribute(made, name, override))
         return made
 
     def build(self) -> keras.Model:
@@ -119,19 +116,27 @@ class Program:
         return logs | evaluated | weights | {"predictions": predicted}
 
 
-def _method(override: Any, name: str) -> Any:
+def _method(kind: type, name: str, override: Any) -> Any:
+    """Returns a method of a subclass of a class, in the signature of the one that it overrides."""
     if not isinstance(override, types.FunctionType):
         return override
 
+    @functools.wraps(getattr(kind, name))
     def method(self: Any, *args: Any, **options: Any) -> Any:
-        plain = getattr(super(_owner(type(self), method), self), name)
-        return override(plain, self, *args, **options)
+        owner = next(base for base in type(self).__mro__ if method in vars(base).values())
+        return override(getattr(super(owner, self), name), self, *args, **options)
 
     return method
 
 
-def _owner(kind: type, method: Any) -> type:
-    return next(base for base in kind.__mro__ if method in vars(base).values())
+def _attribute(owner: Any, name: str, override: Any) -> Any:
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def function(*args: Any, **options: Any) -> Any:
+        return override(plain, owner, *args, **options)
+
+    return function
 
 
 def equal(one: dict[str, Any], other: dict[str, Any], tolerance: float) -> bool:
