@@ -206,7 +206,8 @@ _MODEL = {
     ),
     "reset_metrics": Point("Called before each epoch and evaluation.",
         lambda plain, model: None),
-    "metrics": Point("The metrics that are reset and logged.", property(lambda model: [])),
+    "metrics": Point("The metrics that are reset and logged.",
+        property(lambda model: keras.Model.metrics.fget(model)[:1])),
     "losses": Point("Added losses and penalties, part of the loss.",
         property(lambda model: [ops.sum(ops.square(w)) for w in model.trainable_weights])),
     "make_train_function": Point(
@@ -355,7 +356,9 @@ TABLE: dict[str, dict[str, Point]] = {
     },
     "policy": {
         "compute_dtype": Point("The dtype of the computation.", property(lambda _: "float32")),
-        "variable_dtype": Point("The dtype of weights.", property(lambda _: "float32")),
+        "variable_dtype": Point(
+            "The dtype of weights.", property(lambda _: "float64"), changes=False
+        ),
         "convert_input": Point("Converts inputs of a layer.", _twice, as_attribute=False),
         "name": Point("Names the policy.", property(lambda _: "other"), changes=False),
         "quantization_mode": Point("None, but for a quantized layer, which does not train."),

@@ -133,6 +133,7 @@ class Training:
         )
         data = handlers.of_epoch(epochs[0])
         per_call = outer.per_call("train", callbacks, data)
+        outer.functions.begin("train")
         # Raises an error now if the model cannot be trained.
         outer.functions.train(data, per_call.one_by_one)
         if report:
@@ -200,6 +201,7 @@ def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Cal
     """
     model = outer.model
     per_call = outer.per_call("test", callbacks, data)
+    outer.functions.begin("test")
     steps = outer.functions.evaluate(data, per_call.one_by_one)
     model.stop_evaluating = False
     callbacks.on_test_begin()

@@ -22,7 +22,7 @@ from tfdist.errors import (
     UnsupportedModelError,
 )
 from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.model_overrides import check_function, wrapped_by_model
+from tfdist.loops.model_overrides import ModelFunction, check_function
 from tfdist.loops.outputs import Outputs, OutputsFn
 from tfdist.model_setup import build, create
 from tfdist.precision import policy
@@ -75,6 +75,7 @@ class CompiledFunctions:
         self._outputs = Outputs(model, strategy)
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
         self._custom_steps = CustomSteps(model, strategy, options)
+        self._model_functions: dict[Loop, ModelFunction] = {}
         # The IDs of the variables, and the object that re-synchronizes them.
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
@@ -100,6 +101,17 @@ class CompiledFunctions:
         if is_first and self._model.compiled and self._strategy.stops_together:
             self._strategy.prepare(self._model, optimizers_of(self._model))
         return self._outputs.function(data, needs_full_batch)
+
+    def begin(self, loop: Loop) -> None:
+        """Lets the model make its function for batches again, as at the beginning of each loop."""
+        if compile_config(self._model) is self._compilation and loop in self._model_functions:
+            self._model_function(loop).make()
+
+    def _model_function(self, loop: Loop) -> ModelFunction:
+        if loop not in self._model_functions:
+            self._model_functions[loop] = ModelFunction(self._model, loop)
+            self._model_functions[loop].make()
+        return self._model_functions[loop]
 
     def epoch_logs(self, logs: Logs, loop: Loop) -> Logs:
         """Returns the logs of an epoch, given those after its last step.
@@ -180,7 +192,7 @@ class CompiledFunctions:
             with strategy.scope():
                 step = custom_step or self._own_step(data, training, reason)
             traced = self._traced(step, data, one_by_one)
-            self._steps[key] = wrapped_by_model(model, loop, traced, self.sync_copies)
+            self._steps[key] = self._model_function(loop).around(traced, self.sync_copies)
         return self._steps[key]
 
     def _adopt_compilation(self) -> None:
@@ -190,6 +202,7 @@ class CompiledFunctions:
             return
         self._discard_steps()
         self._custom_steps.forget()
+        self._model_functions.clear()
         self._frequent_sync = None
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)

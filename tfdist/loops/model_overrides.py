@@ -21,6 +21,9 @@ from tfdist.upstream.keras_model import overrides, redefined
 from tfdist.upstream.keras_training import WITHIN_FIT, is_function_of_keras
 from tfdist.upstream.patching import replaced
 
+#: Makes a number of steps on batches of an iterator.
+StepsFn = Callable[[Any, int], tuple[LoopResult, Logs]]
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -47,65 +50,79 @@ def honor_overrides(method: Method) -> Method:
     return cast(Method, call)
 
 
-def wrapped_by_model(
-    model: keras.Model,
-    loop: str,
-    steps: Callable[[Any, int], tuple[LoopResult, Logs]],
-    sync: Callable[[], None],
-) -> Callable[[Any, int], tuple[LoopResult, Logs]]:
-    """Returns steps that run inside of what `make_train_function` or `make_test_function` makes.
+class ModelFunction:
+    """What a model's `make_train_function` or `make_test_function` makes, around tfdist's steps.
 
     Args:
         model: The model, which may redefine the method.
         loop: `"train"` or `"test"`.
-        steps: Makes a number of steps on batches of an iterator.
-        sync: Called after each step, because the model's function may change variables.
-
-    Raises:
-        UnsupportedModelError: The method does not call the one that it overrides.
     """
-    check_function(model, loop)
-    name, attribute = f"make_{loop}_function", f"{loop}_function"
-    if (cause := redefined(model, name)) is None:
-        return steps
-    made: list[Any] = []
-    results: list[LoopResult] = []
 
-    def one_step(iterator: Any) -> Logs:
-        result, logs = steps(iterator, 1)
-        results.append(result)
+    def __init__(self, model: keras.Model, loop: str) -> None:
+        self._model, self._loop = model, loop
+        self._name, self._attribute = f"make_{loop}_function", f"{loop}_function"
+        self._cause = redefined(model, self._name) or ""
+        self._function: Any = None
+        self._steps: Any = None
+        self._results: list[LoopResult] = []
+
+    def make(self) -> None:
+        """Calls the model's method, as Keras does at the beginning of each loop.
+
+        Raises:
+            UnsupportedModelError: The method does not call the one that it overrides.
+        """
+        check_function(self._model, self._loop)
+        if not self._cause:
+            return
+        calls: list[bool] = []
+
+        def plain(model: keras.Model, force: bool = False) -> Any:
+            calls.append(force)
+            if getattr(model, self._attribute) is None or force:
+                setattr(model, self._attribute, self._one_step)
+            return getattr(model, self._attribute)
+
+        before = getattr(self._model, self._attribute)
+        setattr(self._model, self._attribute, self._function)
+        with replaced(keras.Model, self._name, plain):
+            getattr(self._model, self._name)()
+        is_new, self._function = self._function is None, getattr(self._model, self._attribute)
+        setattr(self._model, self._attribute, before)
+        if self._function is None or (is_new and not calls):
+            why = "does not call the method that it overrides"
+            raise _refused(self._cause, self._loop, why)
+
+    def around(self, steps: StepsFn, sync: Callable[[], None]) -> StepsFn:
+        """Returns steps that run inside of the function, one in each call of it.
+
+        Args:
+            steps: Makes a number of steps on batches of an iterator.
+            sync: Called after each step, because the function may change variables.
+        """
+        if not self._cause:
+            return steps
+
+        def call(iterator: Any, num_steps: int) -> tuple[LoopResult, Logs]:
+            self._steps, self._results, logs = steps, [], dict[str, Any]()
+            for number in range(1, num_steps + 1):
+                try:
+                    logs = self._function(iterator)
+                except StopIteration:
+                    break
+                if (made := len(self._results) - number + 1) != 1:
+                    raise _refused(self._cause, self._loop, f"made {made} steps in a call")
+                sync()
+            return LoopResult(*map(sum, zip(*self._results, strict=True))), logs
+
+        return call
+
+    def _one_step(self, iterator: Any) -> Logs:
+        result, logs = self._steps(iterator, 1)
+        self._results.append(result)
         if not result.num_steps:
             raise StopIteration
         return logs
-
-    def make(model: keras.Model, force: bool = False) -> Any:
-        del force
-        made.append(one_step)
-        setattr(model, attribute, one_step)
-        return one_step
-
-    before = getattr(model, attribute)
-    with replaced(keras.Model, name, make):
-        getattr(model, name)()
-    function = getattr(model, attribute)
-    setattr(model, attribute, before)
-    if not made or function is None:
-        raise _refused(cause, loop, "does not call the method that it overrides")
-
-    def call(iterator: Any, num_steps: int) -> tuple[LoopResult, Logs]:
-        results.clear()
-        logs: Logs = {}
-        for number in range(1, num_steps + 1):
-            try:
-                logs = function(iterator)
-            except StopIteration:
-                break
-            if len(results) != number:
-                raise _refused(cause, loop, f"made {len(results) - number + 1} steps in a call")
-            sync()
-        return LoopResult(*map(sum, zip(*results, strict=True))), logs
-
-    return call
 
 
 def check_function(model: keras.Model, loop: str) -> None:
