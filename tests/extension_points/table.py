@@ -285,7 +285,7 @@ _METRIC = {
         after(lambda r: {"double": 2 * r, "triple": 3 * r})),
     "reset_state": Point("Called before each epoch and evaluation.", lambda plain, metric: None),
     "add_weight": Point("Called by the constructor.", instead(initializer="ones"),
-        as_attribute=False),
+        as_attribute=False, changes=False),
     "add_variable": _called("Called by the constructor."),
     "variables": _LAYER["variables"],
     "__call__": Point(_NOT_READ),

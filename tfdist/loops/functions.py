@@ -41,7 +41,12 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.replica_sync import ReplicaSync
 from tfdist.upstream.keras_losses import seeds_of_compiled
-from tfdist.upstream.keras_model import compile_config, overrides, redefined
+from tfdist.upstream.keras_model import (
+    compile_config,
+    metrics_variables_of,
+    overrides,
+    redefined,
+)
 from tfdist.upstream.keras_optimizers import custom_step_of, optimizers_of, variables_of
 from tfdist.upstream.keras_training import metrics_or_logs
 from tfdist.upstream.keras_variables import ShardedVariable
@@ -142,7 +147,7 @@ class CompiledFunctions:
         """Returns all variables that steps read and write, by owner, each once."""
         model, groups = self._model, dict[str, list[keras.Variable]]()
         if model.compiled:
-            groups["metrics"] = model.metrics_variables
+            groups["metrics"] = metrics_variables_of(model)
         groups["model"] = model.variables
         if model.compiled:
             for number, optimizer in enumerate(optimizers_of(model), 1):

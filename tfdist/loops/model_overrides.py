@@ -18,7 +18,7 @@ import keras
 from tfdist.errors import UnsupportedModelError
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.upstream.keras_model import overrides, redefined
-from tfdist.upstream.keras_training import WITHIN_FIT, is_function_of_keras
+from tfdist.upstream.keras_training import WITHIN_FIT, functions_made, is_function_of_keras
 from tfdist.upstream.patching import replaced
 
 #: Makes a number of steps on batches of an iterator.
@@ -75,21 +75,13 @@ class ModelFunction:
         check_function(self._model, self._loop)
         if not self._cause:
             return
-        calls: list[bool] = []
-
-        def plain(model: keras.Model, force: bool = False) -> Any:
-            calls.append(force)
-            if getattr(model, self._attribute) is None or force:
-                setattr(model, self._attribute, self._one_step)
-            return getattr(model, self._attribute)
-
         before = getattr(self._model, self._attribute)
         setattr(self._model, self._attribute, self._function)
-        with replaced(keras.Model, self._name, plain):
+        with functions_made(self._one_step) as made:
             getattr(self._model, self._name)()
         is_new, self._function = self._function is None, getattr(self._model, self._attribute)
         setattr(self._model, self._attribute, before)
-        if self._function is None or (is_new and not calls):
+        if self._function is None or (is_new and not made):
             why = "does not call the method that it overrides"
             raise _refused(self._cause, self._loop, why)
 

@@ -77,8 +77,11 @@ def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any
                 with strategy.making_state(model):
                     keras_optimizers.build_as_fit_does(model)
             keras_model.build_for_training(model, (x, y, sample_weight))
+            keras_optimizers.check_lists_of_variables(model)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(out_of_memory_message(error)) from error
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         raise DataError(mismatch_message(model, element_spec, error)) from error
 

@@ -288,6 +288,14 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
     return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
 
 
+def metrics_variables_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the state of a model's metrics, also of those that an override of `metrics` omits."""
+    if redefined(model, "metrics") is None:
+        return model.metrics_variables
+    found = [v for metric in metrics_of(model) for v in metric.variables]
+    return list({id(v): v for v in found}.values())
+
+
 def compute_moments_by(
     layer: keras.layers.BatchNormalization, function: Callable[..., Any]
 ) -> None:
