@@ -216,3 +216,4 @@ def test_every_public_member_has_a_row(part: str) -> None:
 
 def test_page_shows_the_table() -> None:
     assert Path(ROOT, PAGE).read_text("utf-8") == page()
+    assert "|  |" not in page()

@@ -281,9 +281,10 @@ def stateless_scope() -> keras.StatelessScope | None:
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """Returns all metrics of a model and its layers once each, including compiled ones one by one.
 
-    `Layer._metrics`, because overrides of `metrics` may omit some.
+    `Layer._metrics` and `_compile_metrics`, because overrides of `metrics` may omit some.
     """
     found = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
+    found.append(getattr(model, "_compile_metrics", None))
     found += [inner for metric in found for inner in getattr(metric, "metrics", ())]
     return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
 
