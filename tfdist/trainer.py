@@ -28,6 +28,7 @@ from tfdist.loops.functions import CompiledFunctions
 from tfdist.loops.model_overrides import honor_overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
+from tfdist.loops.replica_checks import ReplicaChecks
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers
@@ -193,7 +194,8 @@ class Trainer:
             "check_data": check_data, "uneven_data": uneven_data,
         }  # fmt: skip
         rank_checks = RankChecks(self.model, strategy, functions, check_ranks, compared)
-        self._training = Training(self._outer, on_nan, rank_checks)
+        replica_checks = ReplicaChecks(functions, check_ranks)
+        self._training = Training(self._outer, on_nan, rank_checks, replica_checks)
         self._on_nan = on_nan
         features.tested()
         model_files.write_on_chief_only(self.model, strategy)

@@ -27,6 +27,7 @@ from tfdist.replica.options import StepOptions
 from tfdist.replica.replica import Replica
 from tfdist.step.forward_backward import all_reduce
 from tfdist.step.loss_scaling import Scaling
+from tfdist.step.metric_results import flat
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
@@ -43,8 +44,10 @@ class CustomStep:
         training: Whether the step is `train_step` or `test_step`.
         first_batch: Returns the first global batch.
         options: The options of the step; there are no rounds of accumulation and no `remat`.
+        cause: What makes the step custom, such as `"MyModel.train_step"`.
 
     Attributes:
+        cause: As passed.
         variables: The variables that the step may change, and those that count skipped steps.
         full_batch_reason: Why every replica computes the full batch, of which only the first
             replica's results count; None if each computes its own part of it.
@@ -61,13 +64,15 @@ class CustomStep:
         training: bool,
         first_batch: Callable[[], Any],
         options: StepOptions,
+        cause: str,
     ) -> None:
         self.training, self._model, self._strategy = training, model, strategy
+        self.cause = cause
         self._name = "train_step" if training else "test_step"
         self._options = dataclasses.replace(options, remat="none")
         if training and not strategy.writes_alone:
             raise UnsupportedModelError(
-                f"{type(model).__name__}.train_step assigns new weights, with which asynchronous "
+                f"{cause} makes a custom step, which assigns new weights, with which asynchronous "
                 "workers would overwrite each other's. Use one worker, or another strategy."
             )
         self._scalings = {
@@ -171,7 +176,7 @@ class CustomStep:
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics if that is what the step returns, else its last results."""
-        metrics = self._model.get_metrics_result()
+        metrics = flat(self._model.get_metrics_result())
         if metrics.keys() == self._logs.keys():
             return metrics
         return {name: tf.convert_to_tensor(v) for name, v in self._logs.items()}

@@ -100,7 +100,8 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
     generator = keras_model.global_generator()
     found = [*model.variables, *([] if generator is None else [generator.state])]
     for part in (*keras_model.metrics_of(model), *keras_optimizers.optimizers_of(model)):
-        found += part.variables
+        is_optimizer = isinstance(part, keras.optimizers.Optimizer)
+        found += keras_optimizers.variables_of(part) if is_optimizer else part.variables
     return found
 
 

@@ -62,6 +62,12 @@ class DataHandler:
             self.own_rows = True
         else:
             self.own_rows = False
+        if isinstance(x, (tf.distribute.DistributedDataset, tf.distribute.DistributedIterator)):
+            raise DataError(
+                f"The data is a tf.distribute.{type(x).__name__}, but tfdist splits "
+                "batches itself. Pass the plain tf.data.Dataset of global batches, or a function "
+                "of a tf.distribute.InputContext that returns this worker's dataset."
+            )
         if isinstance(x, (tf.data.Dataset, types.GeneratorType)):
             options["shuffle"] = False  # they define their own order; Keras would warn
 

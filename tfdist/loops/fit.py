@@ -14,6 +14,7 @@ from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
 from tfdist.loops.non_finite import NonFiniteLoss, OnNan
 from tfdist.loops.rank_checks import RankChecks
+from tfdist.loops.replica_checks import ReplicaChecks
 from tfdist.loops.training_state import Progress
 from tfdist.loops.uneven_data import BatchCounts
 from tfdist.strategies.base import Strategy
@@ -87,13 +88,20 @@ class Training:
         outer: The objects that all loops of the trainer share.
         on_nan: What to do if the loss becomes NaN or infinite.
         rank_checks: Compares the workers.
+        replica_checks: Compares the replicas of this process.
 
     Attributes:
         throughput: Throughput of the current epoch.
     """
 
-    def __init__(self, outer: OuterLoop, on_nan: OnNan, rank_checks: RankChecks) -> None:
-        self._outer, self._rank_checks = outer, rank_checks
+    def __init__(
+        self,
+        outer: OuterLoop,
+        on_nan: OnNan,
+        rank_checks: RankChecks,
+        replica_checks: ReplicaChecks,
+    ) -> None:
+        self._outer, self._rank_checks, self._replica_checks = outer, rank_checks, replica_checks
         self.throughput = Throughput()
         self._non_finite_loss = NonFiniteLoss(outer.model, on_nan)
         self._batch_counts = BatchCounts(outer.strategy)
@@ -125,6 +133,7 @@ class Training:
         )
         data = handlers.of_epoch(epochs[0])
         per_call = outer.per_call("train", callbacks, data)
+        outer.functions.begin("train")
         # Raises an error now if the model cannot be trained.
         outer.functions.train(data, per_call.one_by_one)
         if report:
@@ -145,17 +154,19 @@ class Training:
             before, data = data, handlers.of_epoch(number)
             if data is not before:
                 callbacks.set_params({**callbacks.params, "steps": data.num_batches})
-            callbacks.on_epoch_begin(number)
             model.reset_metrics()
+            callbacks.on_epoch_begin(number)
             begin = checkpoints.after_epoch_begin()
-            self._non_finite_loss.place = rank_checks.place = name
+            self._non_finite_loss.place = rank_checks.place = self._replica_checks.place = name
+            self._replica_checks.is_last = number + 1 == epochs[1]
             self._non_finite_loss.save_aside = checkpoints.save_aside
             observers = outer.observers(
-                "train", callbacks, name, before=[self.throughput],
+                "train", callbacks, name, before=[self.throughput, self._replica_checks],
                 after=[self._batch_counts, rank_checks, self._non_finite_loss, checkpoints],
             )  # fmt: skip
             steps = outer.functions.train(data, per_call.one_by_one)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
+            logs = outer.functions.epoch_logs(logs, "train")
             self._batch_counts.report(name)
             if validate is not None and keras_training.is_validated(model, number, validation_freq):
                 with checkpoints.evaluating():
@@ -190,6 +201,7 @@ def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Cal
     """
     model = outer.model
     per_call = outer.per_call("test", callbacks, data)
+    outer.functions.begin("test")
     steps = outer.functions.evaluate(data, per_call.one_by_one)
     model.stop_evaluating = False
     callbacks.on_test_begin()
@@ -197,6 +209,7 @@ def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Cal
     data.restart()
     observers = outer.observers("test", callbacks, "an evaluation")
     logs = epoch.run(steps, data, per_call, outer.strategy, observers)
+    logs = outer.functions.epoch_logs(logs, "test")
     callbacks.on_test_end(logs)
     return logs
 

@@ -14,8 +14,15 @@ import tensorflow as tf
 from tfdist import compile_cache
 from tfdist.custom_step import trial
 from tfdist.custom_step.step import CustomStep
-from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, TfdistError
+from tfdist.errors import (
+    ConfigurationError,
+    DataError,
+    OutOfMemoryError,
+    TfdistError,
+    UnsupportedModelError,
+)
 from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.model_overrides import ModelFunction, check_function
 from tfdist.loops.outputs import Outputs, OutputsFn
 from tfdist.model_setup import build, create
 from tfdist.precision import policy
@@ -26,6 +33,7 @@ from tfdist.rows.reduction_inference import ReductionInference
 from tfdist.step.accumulation import GradientAccumulation
 from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.loss_scaling import Scaling
+from tfdist.step.metric_results import MetricResults, flat
 from tfdist.step.state import ForwardState
 from tfdist.step.train import TrainStep
 from tfdist.strategies import inner_loop
@@ -33,8 +41,15 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.replica_sync import ReplicaSync
 from tfdist.upstream.keras_losses import seeds_of_compiled
-from tfdist.upstream.keras_model import compile_config, overrides
-from tfdist.upstream.keras_optimizers import optimizers_of
+from tfdist.upstream.keras_model import (
+    compile_config,
+    metrics_variables_of,
+    overrides,
+    redefined,
+)
+from tfdist.upstream.keras_optimizers import custom_step_of, optimizers_of, variables_of
+from tfdist.upstream.keras_training import metrics_or_logs
+from tfdist.upstream.keras_variables import ShardedVariable
 
 #: Keras's names of its loops, as in the names of callbacks' methods.
 Loop = Literal["train", "test", "predict"]
@@ -65,6 +80,7 @@ class CompiledFunctions:
         self._outputs = Outputs(model, strategy)
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
         self._custom_steps = CustomSteps(model, strategy, options)
+        self._model_functions: dict[Loop, ModelFunction] = {}
         # The IDs of the variables, and the object that re-synchronizes them.
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
@@ -83,12 +99,34 @@ class CompiledFunctions:
 
     def predict(self, data: DataHandler) -> OutputsFn:
         """Returns the function that computes the outputs for batches."""
+        check_function(self._model, "predict")
         needs_full_batch = self._full_batch_reason(data, "predict") is not None
         self._strategy.place(self._model)
         is_first = not (self._steps or self._outputs.is_traced)
         if is_first and self._model.compiled and self._strategy.stops_together:
             self._strategy.prepare(self._model, optimizers_of(self._model))
         return self._outputs.function(data, needs_full_batch)
+
+    def begin(self, loop: Loop) -> None:
+        """Lets the model make its function for batches again, as at the beginning of each loop."""
+        if compile_config(self._model) is self._compilation and loop in self._model_functions:
+            self._model_function(loop).make()
+
+    def _model_function(self, loop: Loop) -> ModelFunction:
+        if loop not in self._model_functions:
+            self._model_functions[loop] = ModelFunction(self._model, loop)
+            self._model_functions[loop].make()
+        return self._model_functions[loop]
+
+    def epoch_logs(self, logs: Logs, loop: Loop) -> Logs:
+        """Returns the logs of an epoch, given those after its last step.
+
+        As in Keras, a `make_train_function` that returns other values for metrics changes the logs
+        of batches only.
+        """
+        if redefined(self._model, f"make_{loop}_function") is None:
+            return logs
+        return _as_floats(metrics_or_logs(self._model, logs))
 
     def sync_copies(self) -> None:
         """Re-synchronizes the replicas after user code may have changed the model."""
@@ -109,11 +147,11 @@ class CompiledFunctions:
         """Returns all variables that steps read and write, by owner, each once."""
         model, groups = self._model, dict[str, list[keras.Variable]]()
         if model.compiled:
-            groups["metrics"] = model.metrics_variables
+            groups["metrics"] = metrics_variables_of(model)
         groups["model"] = model.variables
         if model.compiled:
             for number, optimizer in enumerate(optimizers_of(model), 1):
-                groups[f"optimizer {number}"] = optimizer.variables
+                groups[f"optimizer {number}"] = variables_of(optimizer)
         groups["loss scale"] = self._train_step.scaling.variables if self._train_step else []
         groups["steps"] = self._custom_steps.variables
         groups["seeds"] = seeds_of_compiled(model) if model.compiled else []
@@ -141,9 +179,8 @@ class CompiledFunctions:
         custom_step = self._custom_steps.step(data, training)
         if custom_step is not None and training and self._options.remat != "none":
             raise ConfigurationError(
-                f"remat={self._options.remat!r} applies to Keras's own train_step, but "
-                f"{type(model).__name__}.train_step uses its own tapes. Create its layers in a "
-                "keras.RematScope instead."
+                f"remat={self._options.remat!r} does not apply to a custom step, as "
+                f"{custom_step.cause} makes it. Create its layers in a keras.RematScope instead."
             )
         loop: Loop = "train" if training else "test"
         reason = self._full_batch_reason(data, loop) if custom_step is None else None
@@ -159,7 +196,8 @@ class CompiledFunctions:
                 self._trainable = _ids(model.trainable_variables)
             with strategy.scope():
                 step = custom_step or self._own_step(data, training, reason)
-            self._steps[key] = self._traced(step, data, one_by_one)
+            traced = self._traced(step, data, one_by_one)
+            self._steps[key] = self._model_function(loop).around(traced, self.sync_copies)
         return self._steps[key]
 
     def _adopt_compilation(self) -> None:
@@ -169,6 +207,7 @@ class CompiledFunctions:
             return
         self._discard_steps()
         self._custom_steps.forget()
+        self._model_functions.clear()
         self._frequent_sync = None
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)
@@ -193,11 +232,16 @@ class CompiledFunctions:
             self._strategy.writes_alone,
             self._strategy.bucket_bytes,
         )
+        results = self._custom_steps.metric_results(data)
         if not training:
-            self._evaluate_step = EvaluateStep(model, self._strategy, state, options, reason)
+            self._evaluate_step = EvaluateStep(
+                model, self._strategy, state, options, reason, results
+            )
             return self._evaluate_step
         scaling = Scaling(model.optimizer, options.loss_scale)
-        self._train_step = TrainStep(model, self._strategy, state, scaling, options, reason)
+        self._train_step = TrainStep(
+            model, self._strategy, state, scaling, options, reason, results
+        )
         return self._train_step
 
     def _traced(self, step: Step, data: DataHandler, one_by_one: bool) -> StepsFn:
@@ -305,7 +349,7 @@ def full_batch_warning(reason: str) -> str:
 
 
 class CustomSteps:
-    """Creates the steps that a model's class overrides, once for training and once for evaluation.
+    """Creates the steps that a model redefines, once for training and once for evaluation.
 
     Args:
         model: The model.
@@ -315,65 +359,89 @@ class CustomSteps:
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
-        self._steps: dict[bool, CustomStep] = {}
+        self._steps: dict[bool, CustomStep | None] = {}
+        self._results: MetricResults | None = None
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The variables that the steps created so far may change."""
-        return [v for step in self._steps.values() for v in step.variables]
+        return [v for step in self._steps.values() if step for v in step.variables]
 
     def forget(self) -> None:
         """Discards all steps, for a model that was compiled again."""
         self._steps.clear()
+        self._results = None
+
+    def metric_results(self, data: DataHandler) -> MetricResults:
+        """Returns the logs of Keras's own steps. The model is built for training."""
+        if self._results is None:
+            self._results = MetricResults(self._model, data.element_spec)
+        return self._results
 
     def step(self, data: DataHandler, training: bool) -> CustomStep | None:
-        """Returns the step that the model's class overrides, and sets `full_batches` of the data.
+        """Returns the custom step of the model, and sets `full_batches` of the data.
 
         Args:
             data: The data, before its first epoch.
             training: Whether to train or to evaluate.
 
         Returns:
-            None if the class does not override it.
+            None if tfdist's own step does what Keras's does for this model.
 
         Raises:
             ConfigurationError: `accumulate` is above 1.
             UnsupportedModelError: The step cannot run on several replicas.
         """
-        name = "train_step" if training else "test_step"
-        if not overrides(self._model, name):
-            return None
         if training not in self._steps:
-            self._steps[training] = self._make(data, training, name)
-        data.full_batches = self._steps[training].full_batch_reason is not None
-        return self._steps[training]
+            cause = self._cause(data, training)
+            self._steps[training] = None if cause is None else self._make(data, training, cause)
+        if (step := self._steps[training]) is not None:
+            data.full_batches = step.full_batch_reason is not None
+        return step
 
-    def _make(self, data: DataHandler, training: bool, name: str) -> CustomStep:
-        model, strategy, owner = self._model, self._strategy, type(self._model).__name__
-        options = self._options
+    def _cause(self, data: DataHandler, training: bool) -> str | None:
+        """Returns what makes the step a custom one, such as `"MyModel.train_step"`, or None."""
+        model, strategy = self._model, self._strategy
+        if (cause := custom_step_of(model, training)) is None:
+            if not overrides(model, "compute_metrics"):
+                return None
+            with policy(self._options.precision):
+                build.build_for_training(model, strategy, data.element_spec)
+            if not self.metric_results(data).need_batch():
+                return None
+            cause = f"{type(model).__name__}.compute_metrics"
+            if any(isinstance(v, ShardedVariable) for v in model.variables):
+                raise UnsupportedModelError(
+                    f"{cause} returns values that it computes from the batch, for which the "
+                    "weights must not be sharded. Return results of metrics, or use strategy "
+                    "'mirrored'."
+                )
+        strategy.check_custom_step(cause)
+        return cause
+
+    def _make(self, data: DataHandler, training: bool, cause: str) -> CustomStep:
+        model, strategy, options = self._model, self._strategy, self._options
         if training and options.accumulate > 1:
             raise ConfigurationError(
-                f"accumulate={options.accumulate} is not supported, because {owner}.{name} "
-                "computes a whole step. Set gradient_accumulation_steps of its optimizers instead."
+                f"accumulate={options.accumulate} is not supported, because {cause} makes a "
+                "custom step. Set gradient_accumulation_steps of its optimizers instead."
             )
         if compile_config(model).config.get("jit_compile") is True:
             warnings.warn(
-                f"jit_compile=True is ignored, because XLA cannot compile the all-reduces in the "
-                f"tapes and optimizers of {owner}.{name}.",
-                stacklevel=6,
+                "jit_compile=True is ignored, because XLA cannot compile the all-reduces in the "
+                f"tapes and optimizers of the custom step that {cause} makes.",
+                stacklevel=7,
             )
         first_batch = functools.cache(data.first_batch)
+        name = "train_step" if training else "test_step"
         with policy(options.precision):
             built = trial.build(model, strategy, name, first_batch())
         strategy.prepare(model, optimizers_of(model))
         with strategy.scope():
-            step = CustomStep(model, built, strategy, training, first_batch, options)
+            step = CustomStep(model, built, strategy, training, first_batch, options, cause)
         if step.full_batch_reason:
-            reason = (
-                f"{owner}.{name} cannot be computed on per-replica batches "
-                f"({step.full_batch_reason})"
-            )
-            warnings.warn(full_batch_warning(reason), stacklevel=6)
+            reason = f"{cause} cannot be computed on per-replica batches ({step.full_batch_reason})"
+            warnings.warn(full_batch_warning(reason), stacklevel=7)
         return step
 
 
@@ -383,5 +451,5 @@ def _ids(variables: Iterable[keras.Variable]) -> list[int]:
 
 def _as_floats(logs: Logs) -> Logs:
     """Converts scalars to Python floats. A metric with several values stays an array."""
-    arrays = {name: np.asarray(value) for name, value in logs.items()}
+    arrays = {name: np.asarray(value) for name, value in flat(logs).items()}
     return {name: float(a) if a.ndim == 0 else a for name, a in arrays.items()}

@@ -1,7 +1,10 @@
-"""Honors overrides of `fit`, `evaluate` and `predict` in a model subclass.
+"""Honors overrides of `fit`, `evaluate` and `predict`, and of `make_train_function` and the like.
 
-KerasHub's tasks preprocess strings in these methods, and other models add callbacks. A trainer
-calls the override, and replaces the method of `keras.Model` that the override calls with `super()`.
+KerasHub's tasks preprocess strings in the former, and other models add callbacks. A trainer calls
+the override, and replaces the method of `keras.Model` that the override calls with `super()`.
+
+An override of `make_train_function` may wrap the function that Keras's method makes, which is
+called for each batch: the wrapper is called with tfdist's steps inside.
 """
 
 from __future__ import annotations
@@ -12,9 +15,14 @@ from typing import Any, TypeVar, cast
 
 import keras
 
-from tfdist.upstream.keras_model import overrides
-from tfdist.upstream.keras_training import WITHIN_FIT
+from tfdist.errors import UnsupportedModelError
+from tfdist.strategies.inner_loop import Logs, LoopResult
+from tfdist.upstream.keras_model import overrides, redefined
+from tfdist.upstream.keras_training import WITHIN_FIT, functions_made, is_function_of_keras
 from tfdist.upstream.patching import replaced
+
+#: Makes a number of steps on batches of an iterator.
+StepsFn = Callable[[Any, int], tuple[LoopResult, Logs]]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -40,3 +48,94 @@ def honor_overrides(method: Method) -> Method:
             return getattr(self.model, name)(*args, **options)
 
     return cast(Method, call)
+
+
+class ModelFunction:
+    """What a model's `make_train_function` or `make_test_function` makes, around tfdist's steps.
+
+    Args:
+        model: The model, which may redefine the method.
+        loop: `"train"` or `"test"`.
+    """
+
+    def __init__(self, model: keras.Model, loop: str) -> None:
+        self._model, self._loop = model, loop
+        self._name, self._attribute = f"make_{loop}_function", f"{loop}_function"
+        self._cause = redefined(model, self._name) or ""
+        self._function: Any = None
+        self._steps: Any = None
+        self._results: list[LoopResult] = []
+
+    def make(self) -> None:
+        """Calls the model's method, as Keras does at the beginning of each loop.
+
+        Raises:
+            UnsupportedModelError: The method does not call the one that it overrides.
+        """
+        check_function(self._model, self._loop)
+        if not self._cause:
+            return
+        before = getattr(self._model, self._attribute)
+        setattr(self._model, self._attribute, self._function)
+        with functions_made(self._one_step) as made:
+            getattr(self._model, self._name)()
+        is_new, self._function = self._function is None, getattr(self._model, self._attribute)
+        setattr(self._model, self._attribute, before)
+        if self._function is None or (is_new and not made):
+            why = "does not call the method that it overrides"
+            raise _refused(self._cause, self._loop, why)
+
+    def around(self, steps: StepsFn, sync: Callable[[], None]) -> StepsFn:
+        """Returns steps that run inside of the function, one in each call of it.
+
+        Args:
+            steps: Makes a number of steps on batches of an iterator.
+            sync: Called after each step, because the function may change variables.
+        """
+        if not self._cause:
+            return steps
+
+        def call(iterator: Any, num_steps: int) -> tuple[LoopResult, Logs]:
+            self._steps, self._results, logs = steps, [], dict[str, Any]()
+            for number in range(1, num_steps + 1):
+                try:
+                    logs = self._function(iterator)
+                except StopIteration:
+                    break
+                if (made := len(self._results) - number + 1) != 1:
+                    raise _refused(self._cause, self._loop, f"made {made} steps in a call")
+                sync()
+            return LoopResult(*map(sum, zip(*self._results, strict=True))), logs
+
+        return call
+
+    def _one_step(self, iterator: Any) -> Logs:
+        result, logs = self._steps(iterator, 1)
+        self._results.append(result)
+        if not result.num_steps:
+            raise StopIteration
+        return logs
+
+
+def check_function(model: keras.Model, loop: str) -> None:
+    """Refuses a function for batches that user code has set, and one that predicts.
+
+    Raises:
+        UnsupportedModelError: There is one.
+    """
+    name = f"{loop}_function"
+    if not is_function_of_keras(getattr(model, name)):
+        raise _refused(f"{type(model).__name__}.{name}", loop, "is set to a function")
+    cause = redefined(model, "make_predict_function")
+    if loop == "predict" and cause is not None:
+        raise _refused(cause, loop, "runs without the replicas")
+
+
+def _refused(cause: str, loop: str, why: str) -> UnsupportedModelError:
+    way_out = f"Override {loop}_step instead"
+    if loop != "predict":
+        way_out += (
+            f", or make_{loop}_function such that it calls super().make_{loop}_function() and then "
+            f"replaces self.{loop}_function by a function that calls it once"
+        )
+    return UnsupportedModelError(f"{cause} {why}, so tfdist cannot split its work. {way_out}.")

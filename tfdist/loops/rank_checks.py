@@ -40,7 +40,7 @@ from tfdist.upstream.keras_variables import is_elsewhere
 CheckRanks = Literal["every-call", "auto", "off"]
 
 #: The fraction of the training time that comparing variables between epochs may take.
-_COST = 0.01
+COST = 0.01
 _BEGINNING = "the beginning of training"
 _FIX = (
     "A callback or other code changed it on some ranks only. Make the same change on every rank, "
@@ -181,7 +181,7 @@ class RankChecks(Observer):
         values = self._take_digest() if self._is_due else 0.0
         seconds = 0.0 if self._is_due else self._seconds_since
         is_due_next = (
-            self._mode == "every-call" or self._is_requested or seconds * _COST > self._cost
+            self._mode == "every-call" or self._is_requested or seconds * COST > self._cost
         )
         return [self._take_hyperparameters(), values, is_due_next]
 

@@ -22,14 +22,15 @@ def check_trainable(model: keras.Model) -> None:
 
     Raises:
         ConfigurationError: The model is not compiled.
+        UnsupportedModelError: A part of it redefines the list of its variables.
     """
-    steps = (type(model).train_step, type(model).test_step)
-    has_custom_step = steps != (keras.Model.train_step, keras.Model.test_step)
+    has_custom_step = keras_model.redefined(model, "train_step", "test_step") is not None
     if not model.compiled or (model.optimizer is None and not has_custom_step):
         raise ConfigurationError(
             "The model is not compiled. Call model.compile(optimizer=..., loss=...) inside "
             "build_model."
         )
+    keras_optimizers.check_lists_of_variables(model)
 
 
 def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
@@ -76,8 +77,11 @@ def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any
                 with strategy.making_state(model):
                     keras_optimizers.build_as_fit_does(model)
             keras_model.build_for_training(model, (x, y, sample_weight))
+            keras_optimizers.check_lists_of_variables(model)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(out_of_memory_message(error)) from error
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         raise DataError(mismatch_message(model, element_spec, error)) from error
 

@@ -37,6 +37,7 @@ def rebuild(model: keras.Model) -> keras.Model:
             _copy_adapted_state(old, new)
             _copy_seeds(old, new)
             keras_layers.copy_remat(new, old)
+            keras_model.check_same_attributes(old, new)
         copied.built = model.built  # Keras sets it in the first call of a subclassed model
     except Exception as error:
         raise UnsupportedModelError(
@@ -100,7 +101,7 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
         if isinstance(part, keras.optimizers.Optimizer):
             return keras_optimizers.new_like(part)
         if isinstance(part, keras.metrics.Metric):
-            return type(part).from_config(part.get_config())
+            return _new_metric(part)
         return part
 
     optimizer, config = model.optimizer, keras_model.compile_config(model).config
@@ -111,6 +112,20 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
     keras_optimizers.leave_out_of_weight_decay(optimizer, copied.optimizer, variables)
     if optimizer.built and copied.built:
         _copy_state(optimizer, copied.optimizer, variables)
+
+
+def _new_metric(metric: keras.metrics.Metric) -> keras.metrics.Metric:
+    kind = type(metric).__name__
+    try:
+        created = type(metric).from_config(metric.get_config())
+        keras_model.check_same_attributes(metric, created)
+    except Exception as error:  # whatever the user's class raises
+        raise UnsupportedModelError(
+            f"The metric {kind} cannot be created again from its get_config ({_reason(error)}). "
+            f"Define {kind}.get_config, or pass the function that builds and compiles the model "
+            "instead of the model."
+        ) from error
+    return created
 
 
 def _copy_state(

@@ -107,7 +107,7 @@ def _states_reason(
         NotReducibleError: An added loss or an updated state is neither a mean nor a sum over rows.
     """
     generator = keras_model.global_generator()
-    metrics = {id(v) for v in model.metrics_variables}
+    metrics = {id(v) for v in keras_model.metrics_variables_of(model)}
     known = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
     known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
     known |= set() if generator is None else {id(generator.state)}

@@ -21,7 +21,7 @@ from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.reductions import NotReducibleError, Reduction, reduction_of, reduction_of_change
 from tfdist.rows.traced import TracedForward, change_is_sum, is_added
 from tfdist.upstream import keras_losses
-from tfdist.upstream.keras_model import metrics_of, overrides
+from tfdist.upstream.keras_model import metrics_of, metrics_variables_of, overrides
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
 
     An overridden `compute_loss` gets the full batch, and may add other numbers to metrics as well.
     """
-    states = model.metrics_variables
+    states = metrics_variables_of(model)
     updates: dict[int, tuple[Any, Any]] = {}
     of_full_batch: dict[int, tuple[Any, Any]] = {}
 

@@ -28,7 +28,7 @@ from tfdist.rows.dependence import (
 from tfdist.rows.keras_layers import is_called_row_by_row
 from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
-from tfdist.upstream.keras_model import call_model, flatten_layers
+from tfdist.upstream.keras_model import call_model, flatten_layers, metrics_variables_of
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
@@ -121,7 +121,7 @@ class TracedForward:
 
     def _trace(self, model: keras.Model, batch: Any) -> None:
         # Keras does not count the metrics that layers hold among a model's variables.
-        variables = [v for v in model.variables if not v.trainable] + model.metrics_variables
+        variables = [v for v in model.variables if not v.trainable] + metrics_variables_of(model)
         unique = {id(v): v for v in variables}.values()
         starts = [(v, tf.identity(tf.convert_to_tensor(v))) for v in unique]
         with ExitStack() as stack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +29,7 @@ class EvaluateStep:
         options: The options of the step; evaluation ignores those of training.
         full_batch_reason: Why every replica computes the full batch; None if each computes its
             own part of it.
+        results: Returns the logs; None: those of the model's metrics.
     """
 
     training = False
@@ -40,8 +41,10 @@ class EvaluateStep:
         state: ForwardState,
         options: StepOptions,
         full_batch_reason: str | None = None,
+        results: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._model, self._strategy, self._state = model, strategy, state
+        self._results = results or model.get_metrics_result
         self._options = dataclasses.replace(options, sync_batch_norm=False, remat="none")
         compute = functools.partial(forward, model, state)
         self._replicas = ReplicaRunner(strategy, compute, 1, model.jit_compile, full_batch_reason)
@@ -59,4 +62,4 @@ class EvaluateStep:
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics over all steps since their last reset."""
-        return self._model.get_metrics_result()
+        return self._results()

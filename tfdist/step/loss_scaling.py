@@ -98,6 +98,13 @@ class Scaling:
         tf.cond(finite, apply_step, lambda: tf.constant(False))
         self.update(finite)
 
+    def apply_gradients(self, gradients: list, variables: list[keras.Variable]) -> None:
+        """Calls the method of the optimizer that Keras calls, which may be overridden."""
+        if self.active:  # a LossScaleOptimizer calls `apply` of the one inside
+            self.optimizer.apply(gradients, variables)
+        else:
+            self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
     def update(self, finite: tf.Tensor) -> None:
         """Updates the scale, and counts skipped steps."""
         rule, state = self._rule, self._state

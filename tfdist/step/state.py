@@ -27,6 +27,7 @@ from tfdist.rows.reductions import Reduction
 from tfdist.upstream.keras_model import (
     global_generator,
     is_seed,
+    metrics_variables_of,
     seeds_of,
     use_global_generator,
 )
@@ -91,7 +92,7 @@ class ForwardState:
         self._seeds = seeds_of(model)
         self._generator = global_generator()
         self._global_seeds = [] if self._generator is None else [self._generator.state]
-        self._metrics = model.metrics_variables
+        self._metrics = metrics_variables_of(model)
         others = {id(v) for v in self._seeds + self._metrics}
         self._state = self._seeds + [v for v in model.variables if id(v) not in others]
         self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}

@@ -8,12 +8,14 @@ and the Keras optimizer clips and applies their sum, as it does on one device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.patches.keras_patches import keras_patched
 from tfdist.replica.options import StepOptions
 from tfdist.step.accumulation import GradientAccumulation
@@ -23,7 +25,13 @@ from tfdist.step.replica_runner import ReplicaRunner
 from tfdist.step.state import ForwardState
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
-from tfdist.upstream.keras_optimizers import learning_rate_evaluated, optimizers_of_one_device
+from tfdist.strategies.mirrored_variables import has_copies
+from tfdist.upstream.keras_optimizers import (
+    is_of_keras,
+    learning_rate_evaluated,
+    optimizers_of_one_device,
+)
+from tfdist.upstream.tensorflow_runtime import assignments_checked_by
 
 
 class TrainStep:
@@ -37,6 +45,7 @@ class TrainStep:
         options: The options of the step.
         full_batch_reason: Why every replica computes the full batch; None if each computes its
             own part of it.
+        results: Returns the logs; None: those of the model's metrics.
 
     Attributes:
         scaling: As passed.
@@ -54,6 +63,7 @@ class TrainStep:
         scaling: Scaling,
         options: StepOptions,
         full_batch_reason: str | None = None,
+        results: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self._model, self._strategy, self._state, self.scaling = model, strategy, state, scaling
         self._trainable = model.trainable_variables
@@ -70,6 +80,7 @@ class TrainStep:
             self._trainable,
         )
         self._update = self._replicas.update_function(self._apply, share_trace=True)
+        self._results = results or model.get_metrics_result
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
             self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
@@ -96,9 +107,9 @@ class TrainStep:
 
             def clip_and_apply(unscaled: list) -> None:
                 if self._trainable:
-                    with optimizers_of_one_device():
+                    with optimizers_of_one_device(), self._unknown_variables_refused():
                         in_order = tf.nest.pack_sequence_as(gradients, unscaled)
-                        self.scaling.optimizer.apply(in_order, self._trainable)
+                        self.scaling.apply_gradients(in_order, self._trainable)
 
             # The state first: a layer may have assigned to a weight in its forward pass
             # (SpectralNormalization), and the gradients are those of the new value. As in Keras,
@@ -110,6 +121,30 @@ class TrainStep:
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(self.scaling.optimizer.iterations)
 
+    @contextmanager
+    def _unknown_variables_refused(self) -> Iterator[None]:
+        """A context that refuses an optimizer that assigns to variables of which replicas have one.
+
+        Raises:
+            UnsupportedModelError: It does.
+        """
+        optimizer, strategy = self.scaling.optimizer, self._strategy
+        if is_of_keras(optimizer) or not (
+            strategy.has_local_variables and strategy.num_local_replicas > 1
+        ):
+            yield
+            return
+
+        def check(variable: tf.Variable) -> None:
+            if not has_copies(variable):
+                raise UnsupportedModelError(
+                    f"{type(optimizer).__name__} assigns to the variable {variable.name!r}, which "
+                    "each replica would change again. Create it with self.add_variable in build."
+                )
+
+        with assignments_checked_by(check):
+            yield
+
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics over all steps since their last reset, and the loss scale."""
-        return self._model.get_metrics_result() | self.scaling.logs()
+        return self._results() | self.scaling.logs()

@@ -187,6 +187,10 @@ class Strategy(ABC):
 
         return self.local_results(self.run(on_replica))
 
+    def check_custom_step(self, step: str) -> None:
+        """Raises an error if the strategy cannot run a custom step, such as `"Net.train_step"`."""
+        del step
+
     # ---- processes ----
 
     @property

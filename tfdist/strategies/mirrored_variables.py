@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.upstream import keras_model
-from tfdist.upstream.keras_variables import share_identity
+from tfdist.upstream.keras_variables import share_identity, values_of
 from tfdist.upstream.tensorflow_calls import ChangesOfVariables
 
 #: Assigning up to this many variables one by one is faster than a compiled function for all.
@@ -29,6 +30,11 @@ _local = threading.local()
 def copies_of(variable: tf.Variable) -> dict[str, tf.Variable]:
     """Returns the mirrored variables of a variable, by device."""
     return getattr(variable, _NAME, {})
+
+
+def has_copies(variable: tf.Variable) -> bool:
+    """Returns whether a variable is one of those that each replica has: the original or a copy."""
+    return _NAME in vars(variable)
 
 
 def read_local() -> AbstractContextManager[None]:
@@ -70,6 +76,49 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
                 by_device[device].assign(value, read_value=False)
             else:
                 by_device[device] = _created(plain, value, device)
+
+
+class Difference(NamedTuple):
+    """A variable whose mirrored variable on another device differs."""
+
+    variable: keras.Variable
+    device: str
+    largest: float  # the largest difference of an element
+
+
+def first_difference(variables: Sequence[keras.Variable]) -> Difference | None:
+    """Returns the first variable that differs between replicas of this process, if any.
+
+    Call it after a step, before user code changes variables. Each device sends a number for each
+    variable, and all elements of those whose numbers differ.
+
+    Args:
+        variables: Initialized variables, of any number type.
+    """
+    pairs = [(v, own) for v in variables for own in values_of(v) if copies_of(own)]
+    by_device: dict[str, list[tf.Tensor]] = {}
+    for _, own in pairs:
+        for device, copy in {own.device: own, **copies_of(own)}.items():
+            with tf.device(device):
+                by_device.setdefault(device, []).append(_digest(copy))
+    first, *others = [tf.stack(digests).numpy() for digests in by_device.values()] or [None]
+    for device, digests in zip([*by_device][1:], others, strict=True):
+        for place in np.flatnonzero(digests != first):
+            variable, own = pairs[place]
+            values = own.numpy(), copies_of(own)[device].numpy()
+            if not np.array_equal(*values, equal_nan=values[0].dtype.kind in "fV"):
+                one, other = (np.asarray(value, np.float64) for value in values)
+                return Difference(variable, device, float(np.max(np.abs(one - other))))
+    return None
+
+
+def _digest(variable: tf.Variable) -> tf.Tensor:
+    """Returns the sum of the bits of a variable as integers, int64, computed on its device."""
+    value = variable.read_value()
+    if value.dtype == tf.bool:
+        return tf.math.count_nonzero(value)
+    unit = {1: tf.uint8, 2: tf.uint16}.get(value.dtype.size, tf.int32)
+    return tf.reduce_sum(tf.cast(tf.bitcast(value, unit), tf.int64))
 
 
 class FrequentSync:
@@ -114,6 +163,9 @@ class FrequentSync:
 
 def _created(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:
     with tf.device(device):
-        copy = tf.Variable(value, trainable=variable.trainable)
+        copy = tf.Variable(
+            value, trainable=variable.trainable, name=keras_model.plain_name(variable)
+        )
     share_identity(copy, variable)
+    vars(copy)[_NAME] = {}
     return copy

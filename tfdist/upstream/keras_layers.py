@@ -16,7 +16,7 @@ from keras.src.ops import nn as nn_ops
 from keras.src.ops import numpy as numpy_ops
 
 from tfdist.upstream.features import HAS_REMAT
-from tfdist.upstream.keras_model import flatten_layers, functional_graph
+from tfdist.upstream.keras_model import flatten_layers, functional_graph, is_assigned
 from tfdist.upstream.patching import replace, replaced
 
 if HAS_REMAT:
@@ -46,8 +46,12 @@ def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
 
 
 def is_plain(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer's kernel is one variable: no `lora_enabled`, no quantization."""
-    return not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
+    """Returns whether a layer's kernel is one variable, and its `call` is that of its class.
+
+    That means no `lora_enabled`, and no quantization.
+    """
+    has_variable = not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
+    return has_variable and not is_assigned(layer, "call")
 
 
 def into_heads(attention: keras.layers.Layer) -> list[keras.layers.EinsumDense]:

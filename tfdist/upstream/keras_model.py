@@ -77,8 +77,56 @@ def call_model(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def overrides(model: keras.Model, name: str) -> bool:
-    """Returns whether the class of a model overrides a method of `keras.Model`."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
+    """Returns whether a model's class, or the model itself, overrides a member of `keras.Model`."""
+    is_of_class = getattr(type(model), name) is not getattr(keras.Model, name)
+    return is_of_class or is_assigned(model, name)
+
+
+def redefined(owner: Any, *names: str) -> str | None:
+    """Returns the first member that an object or its class defines, unlike Keras's class of it.
+
+    Returns:
+        Such as `"MyModel.train_step"`, or None.
+    """
+    kind = type(owner)
+    base = next(cls for cls in kind.__mro__ if cls.__module__.startswith("keras."))
+    for name in names:
+        if is_assigned(owner, name) or getattr(kind, name) is not getattr(base, name):
+            return f"{kind.__name__}.{name}"
+    return None
+
+
+def is_assigned(owner: Any, name: str) -> bool:
+    """Returns whether user code has set a method as an attribute of an object, not of its class."""
+    value = vars(owner).get(name)
+    value = value.func if isinstance(value, functools.partial) else value
+    return callable(value) and not str(getattr(value, "__module__", "")).startswith("tfdist.")
+
+
+def check_same_attributes(source: Any, copied: Any) -> None:
+    """Checks that a copy from a configuration has what user code has set on the original.
+
+    A method that is set on the object is not part of a configuration, nor are arguments of a
+    subclass without a `get_config` of its own. `Layer.__new__` itself sets `build` and `quantize`.
+
+    Raises:
+        TypeError: It lacks something.
+    """
+    own, others = vars(source), vars(copied)
+    listed = {id(v) for v in getattr(source, "variables", ())}
+    is_layer = isinstance(source, keras.layers.Layer)
+    for name, value in own.items():
+        if hasattr(type(source), name):
+            is_lost = is_assigned(source, name) and name not in ("build", "quantize")
+        elif is_layer or name.startswith("_"):
+            is_lost = False
+        elif isinstance(value, keras.Variable):
+            is_lost = id(value) not in listed and not isinstance(others.get(name), keras.Variable)
+        else:
+            is_plain = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+            is_lost = is_plain and others.get(name) != value
+        if is_lost:
+            raise TypeError(f"{type(source).__name__}.{name} would be lost")
 
 
 def compile_config(model: keras.Model) -> Any:
@@ -190,11 +238,16 @@ def move(variable: keras.Variable, device: str) -> None:
         new = tf.Variable(
             old.read_value(),
             trainable=old.trainable,
-            name=variable.name,
+            name=plain_name(old),
             aggregation=old.aggregation,
         )
     new._unique_id = old._unique_id
     vars(variable)["_value"] = new
+
+
+def plain_name(variable: tf.Variable) -> str:
+    """Returns the name to create a copy of a TensorFlow variable with, by which users choose it."""
+    return variable.name.removesuffix(":0")
 
 
 def values_chosen_by(choose: Callable[[Any], Any]) -> Any:
@@ -233,11 +286,20 @@ def stateless_scope() -> keras.StatelessScope | None:
 def metrics_of(model: keras.Model) -> list[keras.Metric]:
     """Returns all metrics of a model and its layers once each, including compiled ones one by one.
 
-    `Layer._metrics`, because overrides of `metrics` may omit some.
+    `Layer._metrics` and `_compile_metrics`, because overrides of `metrics` may omit some.
     """
     found = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
+    found.append(getattr(model, "_compile_metrics", None))
     found += [inner for metric in found for inner in getattr(metric, "metrics", ())]
     return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
+
+
+def metrics_variables_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the state of a model's metrics, also of those that an override of `metrics` omits."""
+    if redefined(model, "metrics") is None:
+        return model.metrics_variables
+    found = [v for metric in metrics_of(model) for v in metric.variables]
+    return list({id(v): v for v in found}.values())
 
 
 def compute_moments_by(
@@ -346,11 +408,11 @@ def functional_graph(model: keras.Model) -> Functional | None:
     """
     graph = model
     if isinstance(model, keras.Sequential):
-        if type(model).call is not keras.Sequential.call:
+        if type(model).call is not keras.Sequential.call or is_assigned(model, "call"):
             return None
         graph = model._functional
     is_plain = isinstance(graph, Functional) and type(graph).call is Functional.call
-    return graph if is_plain else None
+    return graph if is_plain and not is_assigned(graph, "call") else None
 
 
 def is_functional(model: keras.layers.Layer) -> bool:

@@ -21,10 +21,17 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.schedules import learning_rate_schedule
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.upstream.keras_model import flatten_layers
-from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, part
+from tfdist.upstream.keras_model import (
+    check_same_attributes,
+    flatten_layers,
+    is_assigned,
+    metrics_of,
+    redefined,
+)
+from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, part, values_of
 from tfdist.upstream.optimizer_kernels import update_function
 from tfdist.upstream.patching import all_replaced, replace, replaced
+from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 _AVERAGES = "_model_variables_moving_average"
 _plain_key = TFOptimizer.__dict__["_var_key"]
@@ -45,9 +52,20 @@ def new_like(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimize
     `get_config` serializes a schedule by `learning_rate_schedule.serialize`. A custom one has no
     config, or is not registered.
     """
-    with replaced(learning_rate_schedule, "serialize", lambda schedule: schedule):
-        config = optimizer.get_config()
-    return type(optimizer).from_config(config)
+    kind = type(optimizer).__name__
+    try:
+        with replaced(learning_rate_schedule, "serialize", lambda schedule: schedule):
+            config = optimizer.get_config()
+        created = type(optimizer).from_config(config)
+        for old, new in {optimizer: created, unwrapped(optimizer): unwrapped(created)}.items():
+            check_same_attributes(old, new)
+        return created
+    except Exception as error:  # whatever the user's class raises
+        raise UnsupportedModelError(
+            f"{kind} cannot be created again from its get_config ({error}). Define "
+            f"{kind}.get_config, or pass the function that builds and compiles the model instead "
+            "of the model."
+        ) from error
 
 
 def unwrapped(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -67,13 +85,74 @@ def build_as_fit_does(model: keras.Model) -> None:
     """Creates the variables of a built model's optimizer as `fit` on one device does.
 
     Unless the model runs eagerly, `fit` does so in a graph that it discards, so values that `build`
-    assigns with `TFOptimizer.assign` are lost: ScheduleFreeAdamW's momentum starts at zero.
+    assigns to variables are lost: ScheduleFreeAdamW's momentum starts at zero.
     """
     with ExitStack() as stack:
         stack.enter_context(_keys_of_sharded())
         if not model.run_eagerly:
-            stack.enter_context(replaced(TFOptimizer, "assign", lambda *_: None))
+            stack.enter_context(variables_assigned_by(lambda *_, **__: None))
         model.optimizer.build(model.trainable_variables)
+
+
+def is_of_keras(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether an optimizer does what Keras's own class of that name does."""
+    is_changed = any(is_assigned(optimizer, name) for name in dir(type(optimizer)))
+    return type(optimizer).__module__.startswith(("keras.src.", "tfdist.")) and not is_changed
+
+
+def custom_step_of(model: keras.Model, training: bool) -> str | None:
+    """Returns what a model redefines so that a step is custom, such as `"MyModel.train_step"`.
+
+    Keras's own steps also read properties of the model, scale its loss, and call the optimizer for
+    each batch whose gradients it accumulates. A model that redefines these runs Keras's steps as
+    custom ones.
+    """
+    if not training:
+        return redefined(model, "test_step", "losses")
+    found = redefined(model, "train_step", "losses", "trainable_weights", "trainable_variables")
+    if found is not None or not model.compiled or model.optimizer is None:
+        return found
+    optimizer = unwrapped(model.optimizer)
+    names = ("apply_gradients", "apply") if optimizer.gradient_accumulation_steps else ()
+    return redefined(model.optimizer, "scale_loss") or redefined(optimizer, "scale_loss", *names)
+
+
+#: Members by which tfdist finds all variables, and which Keras's loops do not read.
+_LISTS = ("variables", "metrics_variables")
+
+
+def check_lists_of_variables(model: keras.Model) -> None:
+    """Refuses a model with a part that redefines the list of its variables.
+
+    Raises:
+        UnsupportedModelError: There is one.
+    """
+    for owner in (*flatten_layers(model), *optimizers_of(model), *metrics_of(model)):
+        if cause := redefined(owner, *(name for name in _LISTS if hasattr(type(owner), name))):
+            raise UnsupportedModelError(
+                f"{cause} is redefined, but tfdist needs the list of all variables. Give the new "
+                "list another name."
+            )
+
+
+def variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables of an optimizer, and those that are attributes of it or of its parts.
+
+    Keras lists only what `add_variable` has created. A hyperparameter may be a variable, too.
+    """
+    known = list(optimizer.variables)
+    weights = {id(v) for v in [*known, *getattr(optimizer, "_trainable_variables", ())]}
+    for own in (optimizer, unwrapped(optimizer)):
+        leaves = keras.tree.flatten([v for v in vars(own).values() if _may_hold_variables(v)])
+        for leaf in leaves:
+            if isinstance(leaf, keras.Variable) and id(leaf) not in weights:
+                weights.add(id(leaf))
+                known.append(leaf)
+    return known
+
+
+def _may_hold_variables(value: Any) -> bool:
+    return isinstance(value, (keras.Variable, list, tuple, dict))
 
 
 @contextmanager
@@ -280,8 +359,13 @@ def learning_rate_evaluated(optimizer: keras.optimizers.Optimizer) -> Iterator[N
     """Evaluates the learning rate of the next update now and once: `_get_current_learning_rate`.
 
     With weight decay, Keras evaluates a schedule for each weight. A schedule often has a branch,
-    and before a branch, the host waits for all that a GPU has to compute first.
+    and before a branch, the host waits for all that a GPU has to compute first. An optimizer that
+    is not Keras's own may compute its learning rate from this one, or assign it while it applies
+    gradients.
     """
+    if not is_of_keras(optimizer):
+        yield
+        return
     rate = optimizer._get_current_learning_rate()
     rate = tf.convert_to_tensor(rate) if isinstance(rate, keras.Variable) else rate
     with replaced(optimizer, "_learning_rate", rate):
@@ -289,8 +373,11 @@ def learning_rate_evaluated(optimizer: keras.optimizers.Optimizer) -> Iterator[N
 
 
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
-    """Returns whether weight decay applies to a weight: `_use_weight_decay`."""
-    return optimizer._use_weight_decay(variable)
+    """Returns whether weight decay applies to a weight: `_use_weight_decay`.
+
+    Keras passes the TensorFlow variable, whose name begins with those of the layers.
+    """
+    return optimizer._use_weight_decay(values_of(variable)[0])
 
 
 def index_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
 from keras.src.backend.tensorflow import trainer
 
-from tfdist.upstream.patching import all_replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 #: The state of each class besides its arguments; `on_train_begin` resets most of it.
 _REMEMBERED: dict[type, tuple[str, ...]] = {
@@ -78,6 +78,40 @@ def weights_swapped_by_assignment() -> AbstractContextManager[None]:
         "_tf_finalize_ema_values": kind._backend_finalize_ema_values,
     }
     return all_replaced(kind, replacements)
+
+
+def is_function_of_keras(function: Any) -> bool:
+    """Returns whether a model's `train_function` or the like is None or made by Keras.
+
+    User code may set these attributes, and Keras then calls what it has set.
+    """
+    plain = getattr(function, "python_function", function)
+    return function is None or plain.__module__ == trainer.__name__
+
+
+@contextmanager
+def functions_made(function: Any) -> Iterator[list[Any]]:
+    """A context in which Keras's `make_train_function` makes a given function for batches.
+
+    `TensorFlowTrainer._make_function`, which also a bound method that user code has kept calls.
+
+    Yields:
+        A list that gets the step of each function that Keras would have made.
+    """
+    steps: list[Any] = []
+
+    def make(model: keras.Model, step: Any) -> Any:
+        del model
+        steps.append(step)
+        return function
+
+    with replaced(keras.Model, "_make_function", make):
+        yield steps
+
+
+def metrics_or_logs(model: keras.Model, logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns an epoch's logs, given those of the last step: `_get_metrics_result_or_logs`."""
+    return model._get_metrics_result_or_logs(logs)
 
 
 def concatenated(tensors: Sequence[Any]) -> Any:

@@ -13,7 +13,7 @@ from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.composite_tensor_gradient import CompositeTensorGradient
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.upstream.keras_model import value_in_scope
+from tfdist.upstream.keras_model import plain_name, value_in_scope
 
 
 class _GradientOfShards(CompositeTensorGradient):
@@ -290,7 +290,8 @@ def divide(
     parts = []
     for device, piece in zip(devices, pieces, strict=True):
         with tf.device(device):
-            parts.append(tf.Variable(piece, trainable=whole.trainable, name=variable.name))
+            name = plain_name(whole)
+            parts.append(tf.Variable(piece, trainable=whole.trainable, name=name))
         share_identity(parts[-1], whole)
     variable.__class__ = ShardedVariable
     variable.parts, variable.division = parts, division
@@ -326,7 +327,9 @@ def unite(variable: ShardedVariable, device: str) -> None:
     """Turns a sharded variable into a plain one again, on a device."""
     if not variable.is_whole:
         with tf.device(device):
-            variable._value = tf.Variable(variable.joined(), trainable=variable.trainable)
+            variable._value = tf.Variable(
+                variable.joined(), trainable=variable.trainable, name=plain_name(variable.parts[0])
+            )
         share_identity(variable._value, variable.parts[0])
     variable.__class__ = keras.Variable
     del variable.parts, variable.division

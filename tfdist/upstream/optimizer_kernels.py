@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from tfdist.upstream.keras_model import redefined
+
 #: `update(gradient, variable, learning_rate)`, as the `update_step` of a Keras optimizer.
 Update = Callable[[Any, tf.Variable, Any], None]
 
@@ -35,7 +37,8 @@ def update_function(optimizer: keras.optimizers.Optimizer) -> Update:
             `update_step`, returns its own `update_step`.
     """
     make = _KERNELS.get(getattr(optimizer.update_step, "__func__", None))
-    if make is None:
+    is_changed = redefined(optimizer, "assign", "assign_add", "assign_sub", "iterations")
+    if make is None or is_changed or not make.has_constants(optimizer):
         return optimizer.update_step
     kernel = make(optimizer)
 
@@ -60,6 +63,11 @@ class _SGD:
 
     def __init__(self, optimizer: keras.optimizers.SGD) -> None:
         self._optimizer = optimizer
+
+    @staticmethod
+    def has_constants(optimizer: keras.optimizers.SGD) -> bool:
+        """Returns whether the hyperparameters are numbers, and not variables."""
+        return isinstance(optimizer.momentum, (int, float))
 
     def slots(self, index: int) -> list[tf.Variable]:
         """Returns the variables that the kernel updates together with a weight."""
@@ -94,6 +102,11 @@ class _Adam:
     def __init__(self, optimizer: keras.optimizers.Adam) -> None:
         self._optimizer = optimizer
         self._powers: dict[tuple[str, tf.DType], list[tf.Tensor]] = {}
+
+    @staticmethod
+    def has_constants(optimizer: keras.optimizers.Adam) -> bool:
+        values = optimizer.beta_1, optimizer.beta_2, optimizer.epsilon
+        return all(isinstance(value, (int, float)) for value in values)
 
     def slots(self, index: int) -> list[tf.Variable]:
         return [v[index].value for v in (self._optimizer._momentums, self._optimizer._velocities)]

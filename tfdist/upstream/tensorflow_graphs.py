@@ -314,6 +314,24 @@ def function_graph(operation: tf.Operation, attribute: str) -> Any:
     return graph_of(value.name)
 
 
+def depends_on_inputs(function: Any) -> bool:
+    """Returns whether results of a concrete function may depend on its arguments.
+
+    Values that it captures (variables, other tensors) do not count.
+    """
+    graph = function.graph
+    given = {tensor.op for tensor in graph.inputs[: len(graph.inputs) - len(graph.captures)]}
+    todo, seen = [tensor.op for tensor in graph.outputs], set[Any]()
+    while todo:
+        operation = todo.pop()
+        if operation in given:
+            return True
+        if operation not in seen:
+            seen.add(operation)
+            todo += [tensor.op for tensor in operation.inputs]
+    return False
+
+
 def has_custom_gradient(operation: tf.Operation) -> bool:
     """Returns whether an `IdentityN` holds the outputs of a `tf.custom_gradient` function."""
     with suppress(ValueError):

@@ -121,6 +121,23 @@ def variables_assigned_by(function: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def assignments_checked_by(check: Callable[[tf.Variable], None]) -> Iterator[None]:
+    """Calls a function with each `tf.Variable` before something is assigned to it."""
+    owner = resource_variable_ops.ResourceVariable
+
+    def checked(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def assign(variable: tf.Variable, *args: Any, **options: Any) -> Any:
+            check(variable)
+            return plain(variable, *args, **options)
+
+        return assign
+
+    names = ("assign", "assign_add", "assign_sub")
+    with all_replaced(owner, {name: checked(getattr(owner, name)) for name in names}):
+        yield
+
+
 def current_device() -> str:
     """Returns the device that the enclosing scopes select: `context().device_name`.
 

@@ -88,7 +88,7 @@ def test_models_that_cannot_be_split_raise() -> None:
     with pytest.raises(UnsupportedModelError, match="Subclassed is called by code of its own"):
         into_stages(compiled(Subclassed()), 2)
     inputs = keras.Input((4,))
-    with pytest.raises(UnsupportedModelError, match=r"Stepping\.train_step is a custom step"):
+    with pytest.raises(UnsupportedModelError, match=r"Stepping\.train_step makes a custom step"):
         into_stages(Stepping(inputs, layers.Dense(1)(inputs)), 2)
     with pytest.raises(UnsupportedModelError, match="into 2 stages at most, not 3: it has 2 calls"):
         into_stages(mlp(), 3)

@@ -12,7 +12,7 @@ import keras
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
 from tfdist.upstream.keras_layers import learned_weights, operations_called_by
-from tfdist.upstream.keras_model import overrides
+from tfdist.upstream.keras_optimizers import custom_step_of
 
 
 class Costs(NamedTuple):
@@ -168,18 +168,23 @@ def calls_of_model(model: keras.Model) -> list[keras.Operation]:
 
 
 def check_no_custom_step(model: keras.Model) -> None:
-    """Refuses a model whose class overrides a step.
+    """Refuses a model with a custom step.
 
     Raises:
-        UnsupportedModelError: The class overrides `train_step` or `test_step`.
+        UnsupportedModelError: The model has one.
     """
-    for name in ("train_step", "test_step"):
-        if overrides(model, name):
-            raise UnsupportedModelError(
-                "strategy 'pipeline' orders the forward and backward passes of its stages itself, "
-                f"but {type(model).__name__}.{name} is a custom step: override compute_loss "
-                "instead, or use strategy 'mirrored'."
-            )
+    for training in (True, False):
+        if (step := custom_step_of(model, training)) is not None:
+            raise refused_custom_step(step)
+
+
+def refused_custom_step(step: str) -> UnsupportedModelError:
+    """Returns the error for a custom step, such as `"MyModel.train_step"`."""
+    return UnsupportedModelError(
+        "strategy 'pipeline' orders the forward and backward passes of its stages itself, "
+        f"but {step} makes a custom step: override compute_loss instead, or use strategy "
+        "'mirrored'."
+    )
 
 
 def shared_spans(

@@ -25,7 +25,7 @@ from tfdist.strategies.pipeline.bubble import MeasuredBubble
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.planning import StagePlanner
 from tfdist.strategies.pipeline.schedule import device_of
-from tfdist.strategies.pipeline.stages import Stages
+from tfdist.strategies.pipeline.stages import Stages, refused_custom_step
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
@@ -143,6 +143,9 @@ class Pipeline(Strategy):
                     weight.dtype
                 ):  # seeds and counters stay on the host
                     move(weight, homes[id(weight)])
+
+    def check_custom_step(self, step: str) -> None:
+        raise refused_custom_step(step)
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.place(model)

@@ -13,6 +13,7 @@ from tfdist.groups.base import shard_sizes
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream import keras_model
 from tfdist.upstream.features import existing
+from tfdist.upstream.keras_optimizers import custom_step_of, is_of_keras
 from tfdist.upstream.keras_variables import ShardedVariable
 
 #: What is sharded, in words.
@@ -130,10 +131,10 @@ def reason_whole(
         model: A built model.
         optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
     """
-    if keras_model.overrides(model, "train_step"):
-        return f"{type(model).__name__}.train_step may do anything with them"
+    if (step := custom_step_of(model, training=True)) is not None:
+        return f"{step} may do anything with them"
     for optimizer in optimizers:
-        if type(optimizer) not in ELEMENTWISE:
+        if type(optimizer) not in ELEMENTWISE or not is_of_keras(optimizer):
             return f"{type(optimizer).__name__} may not compute each element by itself"
         if optimizer.gradient_accumulation_steps:
             return "the optimizer accumulates whole gradients"
