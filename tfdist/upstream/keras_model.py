@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
@@ -284,7 +284,8 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
 
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if function is model and graph is not None:
-            return graph.compute_output_spec(graph.input)
+            # As `Functional.call` does, in contrast to `Functional.compute_output_spec`.
+            return unpack_singleton(graph.compute_output_spec(graph.input))
         return trace(function, *args, **kwargs)
 
     with ExitStack() as stack:
