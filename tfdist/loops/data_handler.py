@@ -124,7 +124,8 @@ class DataHandler:
         )
 
     def _distribute(self, dataset: tf.data.Dataset) -> Any:
-        return self._strategy.distribute(dataset, self.own_rows, self.full_batches)
+        ahead = not input_data.is_read_ahead(self._adapter)  # more would be lost for the next loop
+        return self._strategy.distribute(dataset, self.own_rows, self.full_batches, ahead)
 
     def first_batch(self) -> Any:
         """Returns the first global batch, without consuming it."""

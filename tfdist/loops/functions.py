@@ -184,6 +184,8 @@ class CompiledFunctions:
             return step
         model, options = self._model, self._options
         reductions = ReductionInference(model, data.first_batch)
+        if reason is None and self._strategy.num_replicas * options.accumulate > 1:
+            reductions.read_first_batch()
         lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
         state = ForwardState(
             model,

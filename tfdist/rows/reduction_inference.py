@@ -16,12 +16,13 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.patches import batch_norm
 from tfdist.rows.dependence import FREE
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.reductions import NotReducibleError, Reduction, reduction_of, reduction_of_change
 from tfdist.rows.traced import TracedForward, change_is_sum, is_added
 from tfdist.upstream import keras_losses
-from tfdist.upstream.keras_model import metrics_of, overrides
+from tfdist.upstream.keras_model import flatten_layers, metrics_of, overrides, seeds_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,24 @@ class ReductionInference:
         self._traced: dict[bool, TracedForward] = {}
         self._independent: dict[int, bool] = {}
         self._full_batch_metrics: frozenset[int] | None = None
+
+    def read_first_batch(self) -> None:
+        """Reads the first batch if the trace of a step may need it.
+
+        Once a pass over the data has begun, it would be read a second time.
+        """
+        model = self._model
+        self.full_batch_metrics()
+        known = {id(v) for v in seeds_of(model) + model.metrics_variables}
+        known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        has_state = any(id(v) not in known for v in model.non_trainable_variables)
+        layers = flatten_layers(model)
+        if has_state or any(
+            isinstance(layer, keras.layers.Embedding)
+            or getattr(layer, "activity_regularizer", None) is not None
+            for layer in layers
+        ):
+            self._first_batch()
 
     def loss_reductions(self, num_losses: int, training: bool) -> list[Reduction]:
         """Returns the reduction of each added loss, in the order in which layers add them.

@@ -64,10 +64,14 @@ class TFDistribute(Strategy):
         return self._prefetch and self.num_replicas > 1
 
     def distribute(
-        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+        self,
+        dataset: tf.data.Dataset,
+        own_rows: bool = False,
+        whole: bool = False,
+        ahead: bool = True,
     ) -> Any:
-        if not self._is_handed_out:
-            return super().distribute(dataset, own_rows, whole)
+        if not (self._is_handed_out and ahead):
+            return super().distribute(dataset, own_rows, whole, ahead)
 
         def one_by_one(element: batches.Element) -> tf.data.Dataset:
             first, *others = (
@@ -81,7 +85,7 @@ class TFDistribute(Strategy):
         return OnDevices(by_replica, self._places)
 
     def unpack(self, element: Any) -> batches.Element:
-        if not self._is_handed_out:
+        if not self._is_handed_out or isinstance(element, batches.Element):
             return super().unpack(element)
         numbers = [_from_shape(empty) for empty, _ in element]
         (total_rows, checksum, *_), *_ = numbers
