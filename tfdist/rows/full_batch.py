@@ -76,10 +76,12 @@ def full_batch_reason(
 
 
 def _outputs_reason(traced: TracedForward) -> str | None:
-    """Returns which layer mixes rows, or may do so."""
+    """Returns which layer mixes rows, or may do so, or which output has no rows."""
     found, layer = traced.mixing_layer()
     if found is FREE:
-        return None
+        values = [(output, traced.analysis.of(output)) for output in traced.outputs]
+        alike = [t for t, v in values if v.is_plain and not (v.is_zero and t.shape[:1] == [None])]
+        return f"an output of shape {alike[0].shape} has no row per example" if alike else None
     name = "the model" if layer is None else f"{type(layer).__name__} {layer.name!r}"
     mixes = "mixes the rows of a batch" if found is MIXED else unknown_operations(traced.analysis)
     return f"{name} {mixes}"

@@ -119,7 +119,7 @@ class ReductionInference:
         """
         compile_loss = keras_losses.compile_loss(self._model)
         loss = keras_losses.compiled_losses(compile_loss)[number]
-        if _is_row_by_row(loss):
+        if _is_row_by_row(loss) and not _are_broadcast(loss, y_true, y_pred):
             return True
         if number not in self._independent:
             with tf.init_scope():
@@ -195,7 +195,7 @@ def _has_independent_rows(
         logger.info("The loss gets full batches: %s", error)
         return False
     (value,) = [traced.analysis.of(t) for t in traced.outputs]
-    return value.is_row_wise
+    return value.is_led_by_rows and value.is_row_wise and value.factor == 1
 
 
 def _sample(tensor: Any) -> tf.Tensor:
@@ -209,6 +209,19 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
     function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
     is_of_keras = function.__module__.startswith("keras.src.losses")
     return is_of_keras and function is not keras.losses.circle
+
+
+def _are_broadcast(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> bool:
+    """Returns whether labels have another rank than outputs, so that rows may meet columns.
+
+    Losses of sparse labels and of sequences take them so.
+    """
+    name = getattr(loss, "fn", type(loss)).__name__.lower()
+    if "sparse" in name or "ctc" in name:
+        return False
+    ranks = {len(y_true.shape): y_true, len(y_pred.shape): y_pred}
+    higher = ranks[max(ranks)]
+    return len(ranks) > 1 and not (max(ranks) - min(ranks) == 1 and higher.shape[-1] == 1)
 
 
 def _has_custom_metrics(model: keras.Model) -> bool:
