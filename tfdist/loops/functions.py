@@ -62,7 +62,7 @@ class CompiledFunctions:
         self._evaluate_step: EvaluateStep | None = None
         # IDs of the trainable variables of a training step that has not run yet.
         self._trainable: list[int] | None = None
-        self._outputs = Outputs(model, strategy)
+        self._outputs = Outputs(model, strategy, options)
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
         self._custom_steps = CustomSteps(model, strategy, options)
         # The IDs of the variables, and the object that re-synchronizes them.

@@ -56,7 +56,8 @@ def full_batch_reason(
     for layer in keras_model.flatten_layers(model):
         if getattr(layer, "stateful", False):
             return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
-    if has_only_row_by_row_layers(model):
+    is_own = predicts and keras_model.overrides(model, "predict_step")
+    if has_only_row_by_row_layers(model) and not is_own:
         return None
     with tf.init_scope(), ExitStack() as stack:
         batch = first_batch()
@@ -64,7 +65,8 @@ def full_batch_reason(
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         if (found := uneven(batch)) is not None:
             return found
-        reductions = ReductionInference(model, lambda: (x,))
+        compute = model.predict_step if is_own else None
+        reductions = ReductionInference(model, lambda: batch if is_own else (x,), compute)
         try:
             traced = reductions.traced(training)
             reason = _outputs_reason(traced) or _states_reason(reductions, traced, model, predicts)
@@ -113,7 +115,8 @@ def _states_reason(
     known = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
     known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
     known |= set() if generator is None else {id(generator.state)}
-    reductions.loss_reductions(len(traced.losses), traced.training)
+    if not predicts:
+        reductions.loss_reductions(len(traced.losses), traced.training)
     for state, start, new in traced.changed:
         if id(state) in metrics and change_is_sum(traced.analysis, start, new) is not FREE:
             return f"the update of {state.path!r} is not a sum over rows"

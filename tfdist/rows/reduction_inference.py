@@ -34,10 +34,17 @@ class ReductionInference:
         model: A built model.
         first_batch: Returns the first global batch, for its shapes and dtypes. Called outside of
             any graph, and only for a model that has something to infer.
+        compute: A step of the user's to analyze in place of the model's call; takes the batch.
     """
 
-    def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        first_batch: Callable[[], Any],
+        compute: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._model, self._first_batch = model, functools.cache(first_batch)
+        self._compute = compute
         self._traced: dict[bool, TracedForward] = {}
         self._independent: dict[int, bool] = {}
         self._full_batch_metrics: frozenset[int] | None = None
@@ -134,16 +141,21 @@ class ReductionInference:
         """
         if training not in self._traced:
             with tf.init_scope():
-                x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
-                self._traced[training] = _traced(self._model, x, training)
+                batch = self._first_batch()
+                if self._compute is None:
+                    batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
+                self._traced[training] = _traced(self._model, batch, training, self._compute)
         return self._traced[training]
 
 
-def _traced(model: keras.Model, x: Any, training: bool) -> TracedForward:
-    if getattr(model, "run_eagerly", False) and not has_only_row_by_row_layers(model):
+def _traced(
+    model: keras.Model, x: Any, training: bool, compute: Callable[[Any], Any] | None
+) -> TracedForward:
+    is_plain = has_only_row_by_row_layers(model) and compute is None
+    if getattr(model, "run_eagerly", False) and not is_plain:
         raise NotReducibleError("run_eagerly=True lets layers do what a graph does not show")
     try:
-        return TracedForward(model, x, training)
+        return TracedForward(model, x, training, compute)
     except ValueError as error:
         raise NotReducibleError(str(error)) from error
 

@@ -99,7 +99,7 @@ def dataset_of_arrays(adapter: Any, shuffle: Shuffle) -> tf.data.Dataset:
 
 
 def first_batch(adapter: Any) -> Any:
-    """Returns the first batch of a generator or a PyDataset, which Keras itself has read; else None.
+    """Returns the first batch of a generator or PyDataset, which Keras itself has read, or None.
 
     `GeneratorDataAdapter._first_batches`, and those that `dataset_of` keeps.
     """
@@ -172,7 +172,7 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
 
 
 def is_read_ahead(adapter: Any) -> bool:
-    """Returns whether Keras's adapter reads ahead by itself: a `GeneratorDataAdapter` prefetches."""
+    """Returns whether Keras's adapter prefetches: a `GeneratorDataAdapter` does."""
     return isinstance(adapter, GeneratorDataAdapter)
 
 

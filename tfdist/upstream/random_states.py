@@ -1,0 +1,46 @@
+"""The global random states of Python, NumPy, and TensorFlow, which code of the user may draw from.
+
+Code that runs additionally, for an analysis or on another replica, must leave no trace in them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from tensorflow.python.eager import context
+
+
+class RandomStates(NamedTuple):
+    """The states at one time: `random`, `np.random`, and the operation seeds of `tf.random`."""
+
+    python: Any
+    numpy: Any
+    tensorflow: Any
+
+    @classmethod
+    def current(cls) -> RandomStates:
+        """Returns the states as they are; TensorFlow's are in `Context._rng`, if a seed is set."""
+        generator = getattr(context.context(), "_rng", None)
+        operations = None if generator is None else generator.getstate()
+        return cls(random.getstate(), np.random.get_state(), operations)
+
+    def restore(self) -> None:
+        """Sets the states to what they were."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        if self.tensorflow is not None:
+            context.context()._rng.setstate(self.tensorflow)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Restores the states after the block."""
+    states = RandomStates.current()
+    try:
+        yield
+    finally:
+        states.restore()
