@@ -24,6 +24,7 @@ from tfdist.rows.lookups import Lookups
 from tfdist.rows.reduction_inference import ReductionInference
 from tfdist.rows.reductions import NotReducibleError, unknown_operations
 from tfdist.rows.traced import TracedForward, change_is_sum
+from tfdist.step.python_state import python_state_kept
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_model
 
@@ -131,7 +132,7 @@ def _states_reason(
 def _can_be_called(model: keras.Model, x: Any, training: bool) -> bool:
     """Returns whether a model takes its inputs; if not, the first step explains why."""
     try:
-        with keras.StatelessScope():
+        with keras.StatelessScope(), python_state_kept(model):
             keras_model.call_model(model, x, training)
     except Exception as error:
         logger.debug("The model does not take its inputs: %s", error)

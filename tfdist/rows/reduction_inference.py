@@ -21,6 +21,7 @@ from tfdist.rows.dependence import FREE
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.reductions import NotReducibleError, Reduction, reduction_of, reduction_of_change
 from tfdist.rows.traced import TracedForward, change_is_sum, is_added
+from tfdist.step.python_state import python_state_kept
 from tfdist.upstream import keras_losses
 from tfdist.upstream.keras_model import flatten_layers, metrics_of, overrides, seeds_of
 
@@ -183,14 +184,15 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
             batch = (x, y, y_pred, weight)
             note(of_full_batch, lambda: keras_losses.total_loss(model, [], batch, training=False))
 
-    with keras.StatelessScope():
+    with keras.StatelessScope(), python_state_kept(model):
         y_pred = model(batch[0], training=False)
     rows = (batch[0], batch[1], y_pred, batch[2])
     try:
         traced = TracedForward(model, rows, training=False, compute=compute)
     except ValueError as error:
         logger.info("Metrics get full batches: %s", error)
-        compute(rows)
+        with python_state_kept(model):
+            compute(rows)
         return frozenset(updates | of_full_batch)
     is_sum = all(change_is_sum(traced.analysis, *update) is FREE for update in updates.values())
     is_sum &= all(is_added(*update) for update in of_full_batch.values())

@@ -26,6 +26,7 @@ from tfdist.rows.dependence import (
     worst,
 )
 from tfdist.rows.keras_layers import is_called_row_by_row
+from tfdist.step.python_state import python_state_kept
 from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import call_model, flatten_layers
@@ -105,7 +106,7 @@ class TracedForward:
         try:
             # An init_scope stops all tapes, also those that `compute` opens.
             scope = nullcontext() if tf.executing_eagerly() else tf.init_scope()
-            with scope, variables_assigned_by(note):
+            with scope, variables_assigned_by(note), python_state_kept(model):
                 graph = self._function.get_concrete_function(*specs).graph
         except Exception as error:
             reason = f"it cannot be traced with any number of rows ({first_line(error)})"

@@ -6,8 +6,6 @@ Code that runs additionally, for an analysis or on another replica, must leave n
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,19 +26,14 @@ class RandomStates(NamedTuple):
         operations = None if generator is None else generator.getstate()
         return cls(random.getstate(), np.random.get_state(), operations)
 
-    def restore(self) -> None:
-        """Sets the states to what they were."""
-        random.setstate(self.python)
+    def restore(self, python: bool = True) -> None:
+        """Sets the states to what they were.
+
+        Args:
+            python: Whether to set that of `random`, too, from which Keras draws seeds.
+        """
+        if python:
+            random.setstate(self.python)
         np.random.set_state(self.numpy)
         if self.tensorflow is not None:
             context.context()._rng.setstate(self.tensorflow)
-
-
-@contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Restores the states after the block."""
-    states = RandomStates.current()
-    try:
-        yield
-    finally:
-        states.restore()
