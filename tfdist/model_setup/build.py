@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import keras
@@ -60,8 +62,20 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         ) from error
 
 
-def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+def build_for_training(
+    model: keras.Model,
+    strategy: Strategy,
+    element_spec: Any,
+    first_batch: Callable[[], Any] | None = None,
+) -> None:
     """Creates weights and the states of metrics and optimizer, for training and evaluation.
+
+    Args:
+        model: A model that was created in the strategy's scope.
+        strategy: The strategy.
+        element_spec: `tf.TensorSpec`s of a global batch.
+        first_batch: Returns the first global batch, for what cannot be built from shapes: metrics
+            and losses that only run eagerly, and models of ragged or sparse tensors.
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
@@ -75,7 +89,15 @@ def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any
             if not model.optimizer.built:
                 with strategy.making_state(model):
                     keras_optimizers.build_as_fit_does(model)
-            keras_model.build_for_training(model, (x, y, sample_weight))
+            try:
+                keras_model.build_for_training(model, (x, y, sample_weight))
+            except Exception:
+                leaves = tf.nest.flatten(element_spec)
+                is_dense = all(isinstance(leaf, (tf.TensorSpec, NoneType)) for leaf in leaves)
+                if first_batch is None or (is_dense and not model.run_eagerly):
+                    raise
+                batch = keras.utils.unpack_x_y_sample_weight(first_batch())
+                keras_model.build_eagerly(model, batch)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(out_of_memory_message(error)) from error
     except Exception as error:

@@ -22,6 +22,7 @@ from tfdist.upstream.keras_gradients import gradients_in_closed_form
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
+from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums, sizes_of_reductions_on
 from tfdist.upstream.tensorflow_random import dropout_drawn_when_reached
 
@@ -40,6 +41,7 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
         if not options.replica_random:
             stack.enter_context(draws_of_one_device())
         stack.enter_context(losses_of_one_device())
+        stack.enter_context(functions_inlined())
         stack.enter_context(signs_on_device())
         stack.enter_context(gradients_in_closed_form())
         if has_gpus():

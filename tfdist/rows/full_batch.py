@@ -26,7 +26,8 @@ from tfdist.rows.reductions import NotReducibleError, unknown_operations
 from tfdist.rows.traced import TracedForward, change_is_sum
 from tfdist.step.python_state import python_state_kept
 from tfdist.strategies.batches import uneven
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_losses, keras_model
+from tfdist.upstream.tensorflow_graphs import calls_python
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ def full_batch_reason(
     for layer in keras_model.flatten_layers(model):
         if getattr(layer, "stateful", False):
             return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
+    if not predicts and getattr(model, "run_eagerly", False) and _has_custom_functions(model):
+        return "run_eagerly=True lets losses and metrics do what a graph does not show"
     is_own = predicts and keras_model.overrides(model, "predict_step")
     if has_only_row_by_row_layers(model) and not is_own:
         return None
@@ -81,6 +84,8 @@ def full_batch_reason(
 def _outputs_reason(traced: TracedForward) -> str | None:
     """Returns which layer mixes rows, or may do so, or which output has no rows."""
     found, layer = traced.mixing_layer()
+    if calls_python(traced.operations):
+        return "the model calls Python, as one device does, once per step"
     if found is FREE:
         values = [(output, traced.analysis.of(output)) for output in traced.outputs]
         alike = [t for t, v in values if v.is_plain and not (v.is_zero and t.shape[:1] == [None])]
@@ -99,6 +104,24 @@ def _overwritten_weight(model: keras.Model) -> str | None:
     """Returns a weight whose gradient is its new value: the running maximum of a float8 layer."""
     found = (v.path for v in model.trainable_variables if v.overwrite_with_gradient)
     return next(found, None)
+
+
+def _has_custom_functions(model: keras.Model) -> bool:
+    """Returns whether a loss or metric that was passed to `compile` is not Keras's own."""
+    if not model.compiled:
+        return False
+    if keras_model.overrides(model, "compute_loss") or keras_model.overrides(
+        model, "compute_metrics"
+    ):
+        return True
+    config = keras_model.compile_config(model).config
+    values = [config.get(name) for name in ("loss", "metrics", "weighted_metrics")]
+    functions = [
+        getattr(value, "fn", None) or keras_losses.function_of(value)
+        for value in keras.tree.flatten(values)
+        if value is not None and not isinstance(value, str)
+    ]
+    return not all(f.__module__.startswith("keras.") for f in functions)
 
 
 def _states_reason(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from tfdist.rows.traced import TracedForward, change_is_sum, is_added
 from tfdist.step.python_state import python_state_kept
 from tfdist.upstream import keras_losses
 from tfdist.upstream.keras_model import flatten_layers, metrics_of, overrides, seeds_of
+from tfdist.upstream.tensorflow_graphs import calls_python
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +210,13 @@ def _has_independent_rows(
     except ValueError as error:
         logger.info("The loss gets full batches: %s", error)
         return False
+    if calls_python(traced.operations):
+        name = getattr(loss, "name", type(loss).__name__)
+        warnings.warn(
+            f"The loss {name!r} calls Python, which happens on each replica and not once per step. "
+            "If it draws random numbers or counts, compile the model with run_eagerly=True.",
+            stacklevel=2,
+        )
     (value,) = [traced.analysis.of(t) for t in traced.outputs]
     return value.is_led_by_rows and value.is_row_wise and value.factor == 1
 

@@ -31,6 +31,7 @@ from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import call_model, flatten_layers
 from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
@@ -129,6 +130,7 @@ class TracedForward:
             scope = stack.enter_context(Scope(starts, collect_losses=True))
             stack.enter_context(batch_norm.fixed_moments(model))
             stack.enter_context(lifted())
+            stack.enter_context(functions_inlined())
             for layer in flatten_layers(model):
                 stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
             for owner, name in row_by_row_functions():

@@ -24,7 +24,7 @@ from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream.keras_losses import loss_tracker
-from tfdist.upstream.keras_model import call_model
+from tfdist.upstream.keras_model import call_model, overrides
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
 
 
@@ -245,6 +245,7 @@ def _update_metrics(
     x, y, sample_weight = batch
     if state.needs_full_batch(replica):
         local_pred = y_pred
+        x = x if overrides(model, "compute_metrics") else None  # it may hold strings
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
         gather_masks_and_logits(replica, local_pred, y_pred)
         with replica.full_batch():

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.upstream.keras_model import flatten_layers
-from tfdist.upstream.random_states import RandomStates
+from tfdist.upstream.random_states import RandomStates, draw_other_operation_seeds
 
 
 @contextmanager
@@ -24,6 +24,7 @@ def python_state_kept(model: keras.Model) -> Iterator[None]:
         model: The model whose code runs.
     """
     states, numbers, num_weights = RandomStates.current(), _numbers(model), len(model.variables)
+    draw_other_operation_seeds()
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
 from tfdist.upstream.patching import replace, replaced
+from tfdist.upstream.random_states import RandomStates
 
 
 def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -293,6 +294,20 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
             replacement = replaced(backend, "compute_output_spec", compute_output_spec)
             stack.enter_context(replacement)
         model._symbolic_build(data_batch=batch)
+
+
+def build_eagerly(model: keras.Model, batch: tuple[Any, Any, Any]) -> None:
+    """Creates the variables of metrics and loss by a call whose results are dropped.
+
+    For functions that read values, which shapes do not have: `model._compute_loss`.
+    """
+    x, y, sample_weight = batch
+    states = RandomStates.current()
+    with keras.StatelessScope():
+        y_pred = call_model(model, x, training=False)
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        model._compute_loss(x, y, y_pred, sample_weight, training=False)
+    states.restore()
 
 
 def _declares_outputs(graph: Functional, x: Any) -> bool:

@@ -22,7 +22,7 @@ class RandomStates(NamedTuple):
     @classmethod
     def current(cls) -> RandomStates:
         """Returns the states as they are; TensorFlow's are in `Context._rng`, if a seed is set."""
-        generator = getattr(context.context(), "_rng", None)
+        generator = _operation_seeds()
         operations = None if generator is None else generator.getstate()
         return cls(random.getstate(), np.random.get_state(), operations)
 
@@ -36,4 +36,17 @@ class RandomStates(NamedTuple):
             random.setstate(self.python)
         np.random.set_state(self.numpy)
         if self.tensorflow is not None:
-            context.context()._rng.setstate(self.tensorflow)
+            _operation_seeds().setstate(self.tensorflow)
+
+
+def draw_other_operation_seeds() -> None:
+    """Sets another state of operation seeds, for code whose draws must not recur.
+
+    TensorFlow keeps the state of an eager operation, by its seed.
+    """
+    if (generator := _operation_seeds()) is not None:
+        generator.seed(-1)
+
+
+def _operation_seeds() -> Any:
+    return getattr(context.context(), "_rng", None)
