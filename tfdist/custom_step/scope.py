@@ -131,8 +131,8 @@ class CustomStepScope(keras.StatelessScope):
         variable, value = update
         if self._graph not in (None, current_graph()):
             raise UnsupportedModelError(
-                f"The step assigns to {variable.path!r} inside of an if, a tf.while_loop or the like, "
-                "so that the replicas' variables would not change. Use tf.cond, or choose the "
+                f"The step assigns to {variable.path!r} inside of an if or a tf.while_loop, so "
+                "that the replicas' variables would not change. Use tf.cond, or choose the "
                 "value with tf.where and assign it outside. To accumulate gradients, use "
                 "accumulate= of the Trainer or gradient_accumulation_steps= of the optimizer."
             )

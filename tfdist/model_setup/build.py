@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, UnsupportedModelError
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream.random_states import numpy_state_kept
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -53,7 +54,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         return
     try:
         symbolic = keras.tree.map_structure(_symbolic, x)
-        with strategy.scope():
+        with strategy.scope(), numpy_state_kept():
             keras_model.build_by_shapes(model, symbolic)
     except Exception as error:
         raise UnsupportedModelError(
@@ -85,7 +86,7 @@ def build_for_training(
     build_weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
-        with strategy.scope():
+        with strategy.scope(), numpy_state_kept():
             if not model.optimizer.built:
                 with strategy.making_state(model):
                     keras_optimizers.build_as_fit_does(model)

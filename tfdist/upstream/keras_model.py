@@ -16,7 +16,6 @@ from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
 from tfdist.upstream.patching import replace, replaced
-from tfdist.upstream.random_states import RandomStates
 
 
 def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
@@ -302,12 +301,10 @@ def build_eagerly(model: keras.Model, batch: tuple[Any, Any, Any]) -> None:
     For functions that read values, which shapes do not have: `model._compute_loss`.
     """
     x, y, sample_weight = batch
-    states = RandomStates.current()
     with keras.StatelessScope():
         y_pred = call_model(model, x, training=False)
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
         model._compute_loss(x, y, y_pred, sample_weight, training=False)
-    states.restore()
 
 
 def _declares_outputs(graph: Functional, x: Any) -> bool:

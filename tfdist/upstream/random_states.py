@@ -6,6 +6,8 @@ Code that runs additionally, for an analysis or on another replica, must leave n
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,16 @@ class RandomStates(NamedTuple):
         np.random.set_state(self.numpy)
         if self.tensorflow is not None:
             _operation_seeds().setstate(self.tensorflow)
+
+
+@contextmanager
+def numpy_state_kept() -> Iterator[None]:
+    """Restores all but the state of `random`, from which new layers draw their seeds."""
+    states = RandomStates.current()
+    try:
+        yield
+    finally:
+        states.restore(python=False)
 
 
 def draw_other_operation_seeds() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src import backend
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
@@ -119,7 +120,8 @@ def functions_inlined() -> Iterator[None]:
             return plain(function, *args, **options)
         if function._autograph and not tf.executing_eagerly():
             python = py_func_from_autograph(python)
-        return python(*args, **options)
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):  # disabled in functions of tfdist
+            return python(*args, **options)
 
     with replaced(Function, "__call__", call):
         yield
