@@ -153,3 +153,53 @@ def test_grouped_convolution_predicts_before_and_after_training(name: str) -> No
         np.testing.assert_allclose(trainer.model(x), plain(x), atol=1e-6)
         for one in (trainer, plain):
             one.fit(x, y, batch_size=4, verbose=0)
+
+
+class Sampling(layers.Layer):
+    """Draws noise in predictions, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(3)
+
+    def call(self, mean: Any) -> Any:
+        shape = keras.ops.shape(mean)
+        return mean + keras.random.normal(shape, seed=self.seed_generator)
+
+
+class PredictStep(keras.Model):
+    """Centers the rows of a batch, counts, and draws with a fixed seed."""
+
+    def build(self, input_shape: Any) -> None:
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        super().build(input_shape)
+
+    def predict_step(self, data: Any) -> Any:
+        (x,) = data
+        self.count.assign_add(1.0)
+        y = super().predict_step(data) + keras.random.uniform(keras.ops.shape(x), seed=5)
+        return y - keras.ops.mean(y, 0) + self.count
+
+
+@pytest.mark.filterwarnings("ignore:Full-batch mode")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("vae", "mirrored"), ("vae", "sharded"), ("dropout", "towers"), ("predict_step", "mirrored")],
+)
+def test_predictions_draw_and_count_as_on_one_device(kind: str, name: str) -> None:
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((4,))
+        if kind == "predict_step":
+            model = PredictStep(inputs, layers.Dense(4)(inputs))
+        else:
+            layer = Sampling() if kind == "vae" else layers.Dropout(0.5, seed=2)
+            options = {} if kind == "vae" else {"training": True}
+            model = keras.Model(inputs, layer(layers.Dense(4)(inputs), **options))
+        model.compile("sgd", "mse")
+        return model
+
+    plain, trainer = build_model(), Trainer(build_model, name, devices=2)
+    for _ in range(2):  # the seeds advance
+        expected = plain.predict(X, batch_size=6, verbose=0)
+        assert_close(trainer.predict(X, batch_size=6, verbose=0), expected)

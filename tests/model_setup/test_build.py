@@ -57,3 +57,17 @@ def test_wrong_declared_output_shape_does_not_choose_another_metric() -> None:
     ours = Trainer(lambda: functional(DeclaresWrongShape(), 1), strategy="one_device")
     expected = plain.fit(X, Y, batch_size=4, verbose=0).history
     assert ours.fit(X, Y, batch_size=4, verbose=0).history == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_a_loss_gets_the_only_output_of_a_list_as_the_model_returns_it(form: type) -> None:
+    def one_output() -> keras.Model:
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, form([layers.Dense(4, kernel_initializer="zeros")(inputs)]))
+        model.compile("sgd", "mse")
+        return model
+
+    # As many columns as a replica has rows: a single row would be taken for all of them.
+    expected = one_output().fit(X, X, batch_size=8, verbose=0, epochs=2).history
+    ours = Trainer(one_output, strategy="mirrored", devices=2)
+    assert ours.fit(X, X, batch_size=8, verbose=0, epochs=2).history == pytest.approx(expected)

@@ -25,6 +25,7 @@ from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
 from tfdist.upstream.features import existing
 from tfdist.upstream.patching import all_replaced, replaced
+from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import current_graph
 
 
@@ -131,9 +132,10 @@ class CustomStepScope(keras.StatelessScope):
         variable, value = update
         if self._graph not in (None, current_graph()):
             raise UnsupportedModelError(
-                f"The step assigns to {variable.path!r} inside of a tf.cond or tf.while_loop, so "
-                "that the replicas' variables would not change. Choose the value with tf.where, "
-                "and assign it outside."
+                f"The step assigns to {variable.path!r} inside of an if or a tf.while_loop, so "
+                "that the replicas' variables would not change. Use tf.cond, or choose the "
+                "value with tf.where and assign it outside. To accumulate gradients, use "
+                "accumulate= of the Trainer or gradient_accumulation_steps= of the optimizer."
             )
         self.assigned[id(variable)] = variable
         self.pending.add(id(variable))
@@ -222,6 +224,8 @@ def patched_for_custom_step(model: keras.Model) -> Iterator[None]:
         }  # fmt: skip
         stack.enter_context(all_replaced(_Tape, methods))
         stack.enter_context(replaced(keras.random.SeedGenerator, "next", _seed))
+        stack.enter_context(replaced(tf, "cond", functools.partial(_cond_of_user, tf.cond)))
+        stack.enter_context(functions_inlined())
         for metric in keras_model.metrics_of(model):
             plain = functools.partial(type(metric).result, metric)
             stack.enter_context(
@@ -326,6 +330,31 @@ def _apply_scaled(scope: CustomStepScope, optimizer: Any, grads: list, variables
     scope.either(finite, lambda: optimizer.inner_optimizer.apply(unscaled, variables), lambda: None)
     with scope.optimizing():
         scaling.update(finite)
+
+
+def _cond_of_user(
+    plain: Callable[..., Any],
+    pred: Any,
+    true_fn: Any = None,
+    false_fn: Any = None,
+    name: Any = None,
+) -> Any:
+    """Replaces `tf.cond`: where a branch assigns, both are computed, and one result is selected."""
+    scope = CustomStepScope.current()
+    if scope is None or true_fn is None or false_fn is None:
+        return plain(pred, true_fn, false_fn, name)
+    before = dict(scope.state_mapping)
+    try:
+        if tf.executing_eagerly():  # a trial sees what either branch changes
+            return scope.either(pred, true_fn, false_fn)
+        return plain(pred, true_fn, false_fn, name)
+    except Exception as error:
+        if not (tf.executing_eagerly() or isinstance(error, UnsupportedModelError)):
+            raise
+        scope.state_mapping.clear()
+        scope.state_mapping.update(before)
+        choose = plain if tf.executing_eagerly() else scope.either
+        return choose(pred, true_fn, false_fn)
 
 
 def _cond(plain: Callable[..., Any], condition: Any, when_true: Any, when_false: Any) -> Any:

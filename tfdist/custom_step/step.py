@@ -8,6 +8,7 @@ and its metrics see all rows. So whatever it does with them is what one device d
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.custom_step.reductions import ReductionPlan, infer_reductions
 from tfdist.custom_step.replica_run import ReplicaRun
-from tfdist.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
+from tfdist.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
 from tfdist.custom_step.trial import BuiltStep, flat_logs
 from tfdist.errors import UnsupportedModelError
 from tfdist.patches.keras_patches import keras_patched
@@ -28,6 +29,7 @@ from tfdist.replica.replica import Replica
 from tfdist.step.forward_backward import all_reduce
 from tfdist.step.loss_scaling import Scaling
 from tfdist.step.metric_results import flat
+from tfdist.step.state import zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
@@ -95,6 +97,7 @@ class CustomStep:
             reason = "another worker infers other reductions"
         self.full_batch_reason = reason
         self._generator = keras_model.global_generator()
+        self._of_first: tuple[dict, dict] = {}, {}
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
         names, dtype = self._plan.logs, keras.config.floatx()
@@ -112,6 +115,34 @@ class CustomStep:
 
     def _on_replica(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
         """Returns new values of variables, by place, and logs: the same on all replicas."""
+        if self.full_batch_reason:
+            return self._of_full_batch(index, share)
+        return self._on_rows(index, total_rows, share)
+
+    def _of_full_batch(self, index: int, share: Share) -> tuple[dict, dict]:
+        """Returns what the first replica computes from the full batch, on all replicas.
+
+        The others do not call the step: what it does in Python happens once per process.
+        """
+        if index == 0:
+            self._of_first = self._on_rows(index, share.num_rows, share)
+        number = self._strategy.first_replica + index
+        news, logs = self._of_first
+        floats = {place: new for place, new in news.items() if new.dtype.is_floating}
+        if number:
+            # The zeros must not be constants: TensorFlow would move their all-reduce out of the
+            # loop over the steps, and the other replicas would time out waiting for it.
+            zeros = functools.partial(
+                zeros_beside, zero=tf.minimum(share.num_rows, 0), here=index > 0
+            )
+            sent = tf.nest.map_structure(zeros, (floats, logs))
+        else:
+            sent = floats, logs
+        floats, logs = all_reduce(self._strategy, sent)
+        return news | floats, logs
+
+    def _on_rows(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
+        """Runs the step on rows; returns new values of variables, by place, and logs."""
         if self._generator is not None:
             keras_model.use_global_generator(self._generator)
         strategy, is_alone = self._strategy, self._strategy.num_replicas == 1
@@ -140,23 +171,7 @@ class CustomStep:
                 news, logs = run.finish(scope, old, logs)
             else:
                 news = {key: scope.state_mapping[key] for key in scope.assigned}
-        if self.full_batch_reason:
-            news, logs = self._of_first(number, share.num_rows, news, logs)
         return {self._place(scope.assigned[key]): new for key, new in news.items()}, logs
-
-    def _of_first(
-        self, number: int, rows: tf.Tensor, news: Values, logs: dict
-    ) -> tuple[Values, dict]:
-        """Returns the first replica's values on all replicas, so that no copy drifts."""
-        floats = [key for key, new in news.items() if new.dtype.is_floating]
-        own = [news[key] for key in floats], logs
-        if number:
-            # The zeros must not be constants: TensorFlow would move their all-reduce out of the
-            # loop over the steps, and the other replicas would time out waiting for it.
-            has_none = rows < 0
-            own = tf.nest.map_structure(lambda v: tf.where(has_none, v, tf.zeros_like(v)), own)
-        values, logs = all_reduce(self._strategy, own)
-        return news | dict(zip(floats, values, strict=True)), logs
 
     def _place(self, variable: keras.Variable) -> int:
         """Returns the number of a variable, the same on all replicas."""

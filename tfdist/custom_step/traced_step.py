@@ -30,6 +30,7 @@ from tfdist.rows.traced import TracedForward, added_to
 from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_losses import losses_of_one_device
+from tfdist.upstream.tensorflow_graphs import calls_python
 
 
 class TracedStep:
@@ -81,6 +82,8 @@ class TracedStep:
             )
         except ValueError as error:
             raise NotReducibleError(str(error)) from error
+        if calls_python(self._traced.operations):
+            raise NotReducibleError("it calls Python, as one device does, once per step")
         if run.inner:
             raise NotReducibleError("its loss contains gradients of weights")
         self._run, self._analysis = run, self._traced.analysis

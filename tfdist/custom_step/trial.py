@@ -16,6 +16,7 @@ from tfdist.custom_step.scope import (
 )
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.patches import batch_norm
+from tfdist.replica.python_state import python_state_kept
 from tfdist.rows.traced import refused_assignment
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
@@ -86,6 +87,7 @@ def _try_step(
         losses_of_one_device(),
         batch_norm.fixed_moments(model),
         variables_assigned_by(_refused),
+        python_state_kept(model),
     ):
         return scope, step(batch)
 

@@ -87,6 +87,7 @@ class DataHandler:
         self.are_arrays = input_data.are_arrays(self._adapter)
         self.sizes = self._sizes_of_all(strategy)
         self._size = self._num_batches_of_all(strategy.uneven_data if training else "pad")
+        self._largest_size = self._size
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self.may_end = not endless and (self._size is None or self._steps_per_epoch is not None)
         self.num_batches = self._steps_per_epoch or self._size
@@ -131,7 +132,8 @@ class DataHandler:
         )
 
     def _distribute(self, dataset: tf.data.Dataset) -> Any:
-        return self._strategy.distribute(dataset, self.own_rows, self.full_batches)
+        ahead = not input_data.is_read_ahead(self._adapter)  # more would be lost for the next loop
+        return self._strategy.distribute(dataset, self.own_rows, self.full_batches, ahead)
 
     def first_batch(self) -> Any:
         """Returns the first global batch, without consuming it."""
@@ -157,6 +159,8 @@ class DataHandler:
         """
         self._reset_for_fit()
         input_data.begin_epoch(self._adapter)
+        if self._size is not None and not self.own_rows:
+            self._size = min(self._largest_size or 0, self._adapter.num_batches)  # a PyDataset's
         self._in_epoch = True
         self._unused, self._unused_at_end = self._unused + self._unused_at_end, 0
         saved, self._resume_from = self._resume_from, None

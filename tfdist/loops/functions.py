@@ -77,7 +77,7 @@ class CompiledFunctions:
         self._evaluate_step: EvaluateStep | None = None
         # IDs of the trainable variables of a training step that has not run yet.
         self._trainable: list[int] | None = None
-        self._outputs = Outputs(model, strategy)
+        self._outputs = Outputs(model, strategy, options)
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
         self._custom_steps = CustomSteps(model, strategy, options)
         self._model_functions: dict[Loop, ModelFunction] = {}
@@ -190,7 +190,7 @@ class CompiledFunctions:
         if key not in self._steps:
             if custom_step is None:
                 with policy(self._options.precision):
-                    build.build_for_training(model, strategy, data.element_spec)
+                    build.build_for_training(model, strategy, data.element_spec, data.first_batch)
                 strategy.prepare(model, optimizers_of(model))
             if training and not any(trains for trains, *_ in self._steps):
                 self._trainable = _ids(model.trainable_variables)
@@ -223,6 +223,8 @@ class CompiledFunctions:
             return step
         model, options = self._model, self._options
         reductions = ReductionInference(model, data.first_batch)
+        if reason is None and self._strategy.num_replicas * options.accumulate > 1:
+            reductions.read_first_batch()
         lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
         state = ForwardState(
             model,
@@ -319,6 +321,12 @@ class FullBatchMode:
         training = loop == "train"
         if self._strategy.num_replicas * (self._accumulate if training else 1) == 1:
             return None
+        if loop != "predict" and not _is_gatherable(data.element_spec):
+            for name in ("compute_loss", "compute_metrics"):
+                if overrides(self._model, name):
+                    rows = f"{name} gets strings, ragged or sparse tensors of all rows"
+                    warnings.warn(full_batch_warning(rows), stacklevel=2)
+                    return rows
         self._lookups = Lookups(self._model, data.first_batch) if training else None
         try:
             reason = full_batch_reason(
@@ -338,6 +346,14 @@ class FullBatchMode:
         if reason is not None and reason not in self._reasons.values():
             warnings.warn(full_batch_warning(reason), stacklevel=2)
         return reason
+
+
+def _is_gatherable(element_spec: Any) -> bool:
+    """Returns whether replicas can exchange the rows of a batch: dense numbers only."""
+    return all(
+        spec is None or (isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string)
+        for spec in tf.nest.flatten(element_spec)
+    )
 
 
 def full_batch_warning(reason: str) -> str:

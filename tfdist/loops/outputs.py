@@ -19,11 +19,19 @@ import tensorflow as tf
 from tfdist.groups import array_bytes
 from tfdist.loops.data_handler import DataHandler
 from tfdist.patches.sizes_on_host import with_sizes_on_host
+from tfdist.replica.options import StepOptions
+from tfdist.step.predict import drawn_outputs, seeds_in_predictions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
-from tfdist.upstream.keras_model import global_generator, use_global_generator
+from tfdist.upstream.keras_model import (
+    ensured_global_generator,
+    global_generator,
+    use_global_generator,
+)
 from tfdist.upstream.keras_variables import values_of
+from tfdist.upstream.random_states import RandomStates
 from tfdist.upstream.tensorflow_graphs import current_graph, forget_gradients, kinds_of, with_state
+from tfdist.upstream.tensorflow_random import draws_numbers
 
 
 class LocalOutputs(NamedTuple):
@@ -60,10 +68,12 @@ class Outputs:
     Args:
         model: A built model that was created in the strategy's scope.
         strategy: Runs the replicas.
+        options: The options of the trainer's steps.
     """
 
-    def __init__(self, model: keras.Model, strategy: Strategy) -> None:
-        self._model, self._strategy = model, strategy
+    def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
+        self._draws = False
         self._single: dict[tuple[bool, bool], Any] = {}
         self._multiple: dict[tuple[bool, bool], Any] = {}
         self._read: list[weakref.ref[tf.Variable]] = []
@@ -110,7 +120,9 @@ class Outputs:
     def _local(self, data: DataHandler, full_batch: bool) -> LocalFn:
         """Returns the function that computes the outputs for the rows of this process."""
         of_one: Any = functools.partial(self._next_outputs, full_batch, data.own_rows)
+        is_split = self._strategy.num_replicas > 1 and not full_batch
         if self._model.run_eagerly:
+            self._draws = is_split and bool(seeds_in_predictions(self._model))
             return self._batch_by_batch(of_one, data)
         key = full_batch, data.own_rows
         if key not in self._single:
@@ -119,9 +131,33 @@ class Outputs:
             many = functools.partial(_outputs_of_many, self._single[key], counts)
             self._multiple[key] = tf.function(many, reduce_retracing=True, autograph=False)
         one_by_one = self._batch_by_batch(self._single[key], data)
-        if data.may_end or data.own_rows:
-            return one_by_one
-        return self._in_graph(self._single[key], self._multiple[key], one_by_one)
+        compute = one_by_one
+        if not (data.may_end or data.own_rows):
+            compute = self._in_graph(self._single[key], self._multiple[key], one_by_one)
+
+        def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
+            nonlocal compute
+            if is_split and not self._draws and self._draws_when_traced(key, iterator):
+                compute = self._local(data, full_batch)
+            return compute(iterator, num_steps)
+
+        return predict
+
+    def _draws_when_traced(self, key: tuple[bool, bool], iterator: Any) -> bool:
+        """Returns whether the outputs contain random numbers; their function is then discarded.
+
+        It has to be traced again, with the replicas' rows of the global batch's numbers.
+        """
+        state = RandomStates.current()
+        kinds = kinds_of(self._single[key].get_concrete_function(iterator).graph)
+        if not draws_numbers(kinds):
+            return False
+        state.restore()
+        ensured_global_generator()  # by the threads of replicas, each would create its own
+        self._draws = True
+        self._single.clear()
+        self._multiple.clear()
+        return True
 
     def _in_graph(self, of_one: Any, of_many: Any, one_by_one: LocalFn) -> LocalFn:
         """Returns a function of many batches per call, if arrays can hold their outputs."""
@@ -170,7 +206,11 @@ class Outputs:
             return self._model.predict_step(rows)
 
         element = self._strategy.received(next(iterator), own_rows)
-        outputs = self._strategy.outputs(with_sizes_on_host(on_rows), element, full_batch)
+        on_rows = with_sizes_on_host(on_rows)
+        if self._draws and not full_batch:
+            outputs = drawn_outputs(self._model, self._strategy, self._options, on_rows, element)
+        else:
+            outputs = self._strategy.outputs(on_rows, element, full_batch)
         if (graph := current_graph()) is not None:
             forget_gradients(graph)  # a prediction takes none
         return element.num_rows, element.checksum, outputs

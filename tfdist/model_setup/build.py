@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, UnsupportedModelError
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream.random_states import numpy_state_kept
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -52,7 +55,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         return
     try:
         symbolic = keras.tree.map_structure(_symbolic, x)
-        with strategy.scope():
+        with strategy.scope(), numpy_state_kept():
             keras_model.build_by_shapes(model, symbolic)
     except Exception as error:
         raise UnsupportedModelError(
@@ -61,8 +64,20 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         ) from error
 
 
-def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
+def build_for_training(
+    model: keras.Model,
+    strategy: Strategy,
+    element_spec: Any,
+    first_batch: Callable[[], Any] | None = None,
+) -> None:
     """Creates weights and the states of metrics and optimizer, for training and evaluation.
+
+    Args:
+        model: A model that was created in the strategy's scope.
+        strategy: The strategy.
+        element_spec: `tf.TensorSpec`s of a global batch.
+        first_batch: Returns the first global batch, for what cannot be built from shapes: metrics
+            and losses that only run eagerly, and models of ragged or sparse tensors.
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
@@ -72,11 +87,19 @@ def build_for_training(model: keras.Model, strategy: Strategy, element_spec: Any
     build_weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
-        with strategy.scope():
+        with strategy.scope(), numpy_state_kept():
             if not model.optimizer.built:
                 with strategy.making_state(model):
                     keras_optimizers.build_as_fit_does(model)
-            keras_model.build_for_training(model, (x, y, sample_weight))
+            try:
+                keras_model.build_for_training(model, (x, y, sample_weight))
+            except Exception:
+                leaves = tf.nest.flatten(element_spec)
+                is_dense = all(isinstance(leaf, (tf.TensorSpec, NoneType)) for leaf in leaves)
+                if first_batch is None or (is_dense and not model.run_eagerly):
+                    raise
+                batch = keras.utils.unpack_x_y_sample_weight(first_batch())
+                keras_model.build_eagerly(model, batch)
             keras_optimizers.check_lists_of_variables(model)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(out_of_memory_message(error)) from error

@@ -26,6 +26,7 @@ from tfdist.upstream.keras_gradients import gradients_in_closed_form
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
+from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums, sizes_of_reductions_on
 from tfdist.upstream.tensorflow_random import dropout_drawn_when_reached
 
@@ -85,6 +86,7 @@ PATCHES = (
         lambda _, options: not options.replica_random,
     ),
     Patch("losses divided by replicas", True, lambda *_: losses_of_one_device()),
+    Patch("functions of user code", True, lambda *_: functions_inlined()),
     Patch("signs in argmax", False, lambda *_: signs_on_device()),
     Patch("gradients of norms and GELU", False, lambda *_: gradients_in_closed_form()),
     Patch(

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.patches import batch_norm
+from tfdist.replica.python_state import python_state_kept
 from tfdist.rows.dependence import FREE, MIXED
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.lookups import Lookups
@@ -25,7 +26,8 @@ from tfdist.rows.reduction_inference import ReductionInference
 from tfdist.rows.reductions import NotReducibleError, unknown_operations
 from tfdist.rows.traced import TracedForward, change_is_sum
 from tfdist.strategies.batches import uneven
-from tfdist.upstream import keras_model
+from tfdist.upstream import keras_losses, keras_model
+from tfdist.upstream.tensorflow_graphs import calls_python
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,10 @@ def full_batch_reason(
     for layer in keras_model.flatten_layers(model):
         if getattr(layer, "stateful", False):
             return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
-    if has_only_row_by_row_layers(model):
+    if not predicts and getattr(model, "run_eagerly", False) and _has_custom_functions(model):
+        return "run_eagerly=True lets losses and metrics do what a graph does not show"
+    is_own = predicts and keras_model.overrides(model, "predict_step")
+    if has_only_row_by_row_layers(model) and not is_own:
         return None
     with tf.init_scope(), ExitStack() as stack:
         batch = first_batch()
@@ -64,7 +69,8 @@ def full_batch_reason(
         x = keras.utils.unpack_x_y_sample_weight(batch)[0]
         if (found := uneven(batch)) is not None:
             return found
-        reductions = ReductionInference(model, lambda: (x,))
+        compute = model.predict_step if is_own else None
+        reductions = ReductionInference(model, lambda: batch if is_own else (x,), compute)
         try:
             traced = reductions.traced(training)
             reason = _outputs_reason(traced) or _states_reason(reductions, traced, model, predicts)
@@ -76,10 +82,14 @@ def full_batch_reason(
 
 
 def _outputs_reason(traced: TracedForward) -> str | None:
-    """Returns which layer mixes rows, or may do so."""
+    """Returns which layer mixes rows, or may do so, or which output has no rows."""
     found, layer = traced.mixing_layer()
+    if calls_python(traced.operations):
+        return "the model calls Python, as one device does, once per step"
     if found is FREE:
-        return None
+        values = [(output, traced.analysis.of(output)) for output in traced.outputs]
+        alike = [t for t, v in values if v.is_plain and not (v.is_zero and t.shape[:1] == [None])]
+        return f"an output of shape {alike[0].shape} has no row per example" if alike else None
     name = "the model" if layer is None else f"{type(layer).__name__} {layer.name!r}"
     mixes = "mixes the rows of a batch" if found is MIXED else unknown_operations(traced.analysis)
     return f"{name} {mixes}"
@@ -94,6 +104,24 @@ def _overwritten_weight(model: keras.Model) -> str | None:
     """Returns a weight whose gradient is its new value: the running maximum of a float8 layer."""
     found = (v.path for v in model.trainable_variables if v.overwrite_with_gradient)
     return next(found, None)
+
+
+def _has_custom_functions(model: keras.Model) -> bool:
+    """Returns whether a loss or metric that was passed to `compile` is not Keras's own."""
+    if not model.compiled:
+        return False
+    if keras_model.overrides(model, "compute_loss") or keras_model.overrides(
+        model, "compute_metrics"
+    ):
+        return True
+    config = keras_model.compile_config(model).config
+    values = [config.get(name) for name in ("loss", "metrics", "weighted_metrics")]
+    functions = [
+        getattr(value, "fn", None) or keras_losses.function_of(value)
+        for value in keras.tree.flatten(values)
+        if value is not None and not isinstance(value, str)
+    ]
+    return not all(f.__module__.startswith("keras.") for f in functions)
 
 
 def _states_reason(
@@ -111,7 +139,8 @@ def _states_reason(
     known = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
     known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
     known |= set() if generator is None else {id(generator.state)}
-    reductions.loss_reductions(len(traced.losses), traced.training)
+    if not predicts:
+        reductions.loss_reductions(len(traced.losses), traced.training)
     for state, start, new in traced.changed:
         if id(state) in metrics and change_is_sum(traced.analysis, start, new) is not FREE:
             return f"the update of {state.path!r} is not a sum over rows"
@@ -126,7 +155,7 @@ def _states_reason(
 def _can_be_called(model: keras.Model, x: Any, training: bool) -> bool:
     """Returns whether a model takes its inputs; if not, the first step explains why."""
     try:
-        with keras.StatelessScope():
+        with keras.StatelessScope(), python_state_kept(model):
             keras_model.call_model(model, x, training)
     except Exception as error:
         logger.debug("The model does not take its inputs: %s", error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,21 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.patches import batch_norm
+from tfdist.replica.python_state import python_state_kept
 from tfdist.rows.dependence import FREE
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.reductions import NotReducibleError, Reduction, reduction_of, reduction_of_change
 from tfdist.rows.traced import TracedForward, change_is_sum, is_added
 from tfdist.upstream import keras_losses
-from tfdist.upstream.keras_model import metrics_of, metrics_variables_of, overrides
+from tfdist.upstream.keras_model import (
+    flatten_layers,
+    metrics_of,
+    metrics_variables_of,
+    overrides,
+    seeds_of,
+)
+from tfdist.upstream.tensorflow_graphs import calls_python
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +43,38 @@ class ReductionInference:
         model: A built model.
         first_batch: Returns the first global batch, for its shapes and dtypes. Called outside of
             any graph, and only for a model that has something to infer.
+        compute: A step of the user's to analyze in place of the model's call; takes the batch.
     """
 
-    def __init__(self, model: keras.Model, first_batch: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        first_batch: Callable[[], Any],
+        compute: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._model, self._first_batch = model, functools.cache(first_batch)
+        self._compute = compute
         self._traced: dict[bool, TracedForward] = {}
         self._independent: dict[int, bool] = {}
         self._full_batch_metrics: frozenset[int] | None = None
+
+    def read_first_batch(self) -> None:
+        """Reads the first batch if the trace of a step may need it.
+
+        Once a pass over the data has begun, it would be read a second time.
+        """
+        model = self._model
+        self.full_batch_metrics()
+        known = {id(v) for v in seeds_of(model) + model.metrics_variables}
+        known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        has_state = any(id(v) not in known for v in model.non_trainable_variables)
+        layers = flatten_layers(model)
+        if has_state or any(
+            isinstance(layer, keras.layers.Embedding)
+            or getattr(layer, "activity_regularizer", None) is not None
+            for layer in layers
+        ):
+            self._first_batch()
 
     def loss_reductions(self, num_losses: int, training: bool) -> list[Reduction]:
         """Returns the reduction of each added loss, in the order in which layers add them.
@@ -100,7 +135,7 @@ class ReductionInference:
         """
         compile_loss = keras_losses.compile_loss(self._model)
         loss = keras_losses.compiled_losses(compile_loss)[number]
-        if _is_row_by_row(loss):
+        if _is_row_by_row(loss) and not _are_broadcast(loss, y_true, y_pred):
             return True
         if number not in self._independent:
             with tf.init_scope():
@@ -115,16 +150,21 @@ class ReductionInference:
         """
         if training not in self._traced:
             with tf.init_scope():
-                x = keras.utils.unpack_x_y_sample_weight(self._first_batch())[0]
-                self._traced[training] = _traced(self._model, x, training)
+                batch = self._first_batch()
+                if self._compute is None:
+                    batch = keras.utils.unpack_x_y_sample_weight(batch)[0]
+                self._traced[training] = _traced(self._model, batch, training, self._compute)
         return self._traced[training]
 
 
-def _traced(model: keras.Model, x: Any, training: bool) -> TracedForward:
-    if getattr(model, "run_eagerly", False) and not has_only_row_by_row_layers(model):
+def _traced(
+    model: keras.Model, x: Any, training: bool, compute: Callable[[Any], Any] | None
+) -> TracedForward:
+    is_plain = has_only_row_by_row_layers(model) and compute is None
+    if getattr(model, "run_eagerly", False) and not is_plain:
         raise NotReducibleError("run_eagerly=True lets layers do what a graph does not show")
     try:
-        return TracedForward(model, x, training)
+        return TracedForward(model, x, training, compute)
     except ValueError as error:
         raise NotReducibleError(str(error)) from error
 
@@ -152,14 +192,15 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
             batch = (x, y, y_pred, weight)
             note(of_full_batch, lambda: keras_losses.total_loss(model, [], batch, training=False))
 
-    with keras.StatelessScope():
+    with keras.StatelessScope(), python_state_kept(model):
         y_pred = model(batch[0], training=False)
     rows = (batch[0], batch[1], y_pred, batch[2])
     try:
         traced = TracedForward(model, rows, training=False, compute=compute)
     except ValueError as error:
         logger.info("Metrics get full batches: %s", error)
-        compute(rows)
+        with python_state_kept(model):
+            compute(rows)
         return frozenset(updates | of_full_batch)
     is_sum = all(change_is_sum(traced.analysis, *update) is FREE for update in updates.values())
     is_sum &= all(is_added(*update) for update in of_full_batch.values())
@@ -175,8 +216,15 @@ def _has_independent_rows(
     except ValueError as error:
         logger.info("The loss gets full batches: %s", error)
         return False
+    if calls_python(traced.operations):
+        name = getattr(loss, "name", type(loss).__name__)
+        warnings.warn(
+            f"The loss {name!r} calls Python, which happens on each replica and not once per step. "
+            "If it draws random numbers or counts, compile the model with run_eagerly=True.",
+            stacklevel=2,
+        )
     (value,) = [traced.analysis.of(t) for t in traced.outputs]
-    return value.is_row_wise
+    return value.is_led_by_rows and value.is_row_wise and value.factor == 1
 
 
 def _sample(tensor: Any) -> tf.Tensor:
@@ -190,6 +238,19 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
     function = getattr(loss, "fn", type(loss))  # what a LossFunctionWrapper wraps
     is_of_keras = function.__module__.startswith("keras.src.losses")
     return is_of_keras and function is not keras.losses.circle
+
+
+def _are_broadcast(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> bool:
+    """Returns whether labels have another rank than outputs, so that rows may meet columns.
+
+    Losses of sparse labels and of sequences take them so.
+    """
+    name = getattr(loss, "fn", type(loss)).__name__.lower()
+    if "sparse" in name or "ctc" in name:
+        return False
+    ranks = {len(y_true.shape): y_true, len(y_pred.shape): y_pred}
+    higher = ranks[max(ranks)]
+    return len(ranks) > 1 and not (max(ranks) - min(ranks) == 1 and higher.shape[-1] == 1)
 
 
 def _has_custom_metrics(model: keras.Model) -> bool:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError, first_line
 from tfdist.patches import batch_norm
 from tfdist.patches.rematerialized import lifted
+from tfdist.replica.python_state import python_state_kept
 from tfdist.replica.scope import Scope
 from tfdist.rows.analysis import RowAnalysis
 from tfdist.rows.dependence import (
@@ -30,6 +31,7 @@ from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import call_model, flatten_layers, metrics_variables_of
 from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
@@ -105,7 +107,7 @@ class TracedForward:
         try:
             # An init_scope stops all tapes, also those that `compute` opens.
             scope = nullcontext() if tf.executing_eagerly() else tf.init_scope()
-            with scope, variables_assigned_by(note):
+            with scope, variables_assigned_by(note), python_state_kept(model):
                 graph = self._function.get_concrete_function(*specs).graph
         except Exception as error:
             reason = f"it cannot be traced with any number of rows ({first_line(error)})"
@@ -128,6 +130,7 @@ class TracedForward:
             scope = stack.enter_context(Scope(starts, collect_losses=True))
             stack.enter_context(batch_norm.fixed_moments(model))
             stack.enter_context(lifted())
+            stack.enter_context(functions_inlined())
             for layer in flatten_layers(model):
                 stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
             for owner, name in row_by_row_functions():

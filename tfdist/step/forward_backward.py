@@ -24,7 +24,7 @@ from tfdist.step.state import Changes, ForwardState, copied, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream.keras_losses import loss_tracker
-from tfdist.upstream.keras_model import call_model
+from tfdist.upstream.keras_model import call_model, overrides
 from tfdist.upstream.keras_variables import each_piece, pieces, shapes_of_pieces
 
 
@@ -64,7 +64,9 @@ class ReplicaOutputs(NamedTuple):
             indices=other.indices,
         )
 
-    def of_full_batch(self, counts: bool, zero: int | tf.Tensor) -> ReplicaOutputs:
+    def of_full_batch(
+        self, counts: bool, zero: int | tf.Tensor, here: bool = False
+    ) -> ReplicaOutputs:
         """Returns what a replica adds to the sums in full-batch mode: everything, or zeros.
 
         Only the first replica's results count. The others receive them through the all-reduce, so
@@ -73,6 +75,7 @@ class ReplicaOutputs(NamedTuple):
         Args:
             counts: Whether this replica's results count.
             zero: The number 0, int32.
+            here: Whether the zeros are for another replica, on the current device.
         """
         gradients, own = {}, functools.partial(copied, zero=zero)
         # Buckets follow the order of the operations that compute the gradients, which has to be
@@ -80,11 +83,11 @@ class ReplicaOutputs(NamedTuple):
         for i, gradient in self.gradients.items():
             # Every zero differs: TensorFlow merges two equal all-reduces into one, and Horovod
             # would wait for the other.
-            zeros = functools.partial(zeros_beside, zero=zero * (i + 1))
+            zeros = functools.partial(zeros_beside, zero=zero * (i + 1), here=here)
             gradients[i] = each_piece(own if counts else zeros, gradient)
         state, metrics = self.state.reduced_floats(), self.metrics.reduced_floats()
         if not counts:
-            state, metrics = state.zeros(zero), metrics.zeros(zero)
+            state, metrics = state.zeros(zero, here), metrics.zeros(zero, here)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
 
     def gradients_of(self, trainable: list[keras.Variable]) -> dict[int, Any]:
@@ -242,6 +245,7 @@ def _update_metrics(
     x, y, sample_weight = batch
     if state.needs_full_batch(replica):
         local_pred = y_pred
+        x = x if overrides(model, "compute_metrics") else None  # it may hold strings
         x, y, y_pred, sample_weight = replica.gather((x, y, y_pred, sample_weight))
         gather_masks_and_logits(replica, local_pred, y_pred)
         with replica.full_batch():

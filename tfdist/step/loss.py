@@ -155,7 +155,8 @@ class _ReplicaLoss:
         values = loss.call(expected, predicted)
         if not hasattr(values, "shape"):
             values = as_tensor(values)  # a Python number
-        if not (_has_rows(values, predicted) and self._has_independent_rows(expected, predicted)):
+        is_by_row = _has_rows(values, predicted) and _has_weight_per_row(values, sample_weight)
+        if not (is_by_row and self._has_independent_rows(expected, predicted)):
             _reset_scoped_values(before)  # the loss draws its random numbers once
             return self._of_full_batch(y_true, y_pred, sample_weight)
         masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]
@@ -234,6 +235,19 @@ def _has_rows(values: Any, y_pred: Any) -> bool:
         return False
     rows = tf.nest.flatten(y_pred)[0].shape[0]
     return values.shape[0] == rows
+
+
+def _has_weight_per_row(values: Any, weight: Any) -> bool:
+    """Returns whether weights are for the rows of values, and not broadcast along other axes.
+
+    Keras converts a list of weights to a tensor, whose first axis is not that of the rows, and
+    weights of lower rank than the values are for their last axes.
+    """
+    if weight is None or keras.tree.is_nested(weight):
+        return weight is None
+    rank = len(weight.shape)
+    is_expanded = rank == len(values.shape) - 1 and values.shape[-1] == 1
+    return rank == 0 or rank >= len(values.shape) or is_expanded
 
 
 def _parts_of_added(

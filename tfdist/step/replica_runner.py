@@ -19,6 +19,7 @@ from tfdist.step.shared_trace import (
     SharedReplicaTrace,
     SharedTrace,
 )
+from tfdist.step.state import Changes
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
 
@@ -61,6 +62,7 @@ class ReplicaRunner:
         self._in_xla = in_xla and strategy.has_local_variables
         self._compute = compute if self._in_xla else with_sizes_on_host(compute)
         self._has_full_batches = full_batch_reason is not None
+        self._of_first = ReplicaOutputs({}, Changes({}, {}, {}), Changes({}, {}, {}))
         self._compiled: dict[int, Callable[..., ReplicaOutputs]] = {}
         self._shared: SharedReplicaTrace | None = None
         self._min_operations = None if strategy.num_local_replicas == 1 else strategy.one_trace_from
@@ -142,6 +144,17 @@ class ReplicaRunner:
         """Returns a function of a replica's index, a round, its rows in that round, and totals."""
 
         def compute(index: int, number: Any, share: Share, totals: Totals) -> ReplicaOutputs:
+            if not self._has_full_batches:
+                return of_rows(index, number, share, totals)
+            # Once per process, and not on each replica: the user's code may draw random numbers,
+            # count, or call Python.
+            if index == 0:
+                self._of_first = of_rows(index, number, share, totals)
+            is_first = self._strategy.first_replica + index == 0
+            zero = 0 if self._in_xla else tf.minimum(share.num_rows, 0)
+            return self._of_first.of_full_batch(is_first, zero, here=index > 0)
+
+        def of_rows(index: int, number: Any, share: Share, totals: Totals) -> ReplicaOutputs:
             if not self._in_xla:
                 if (packed := self._packed(index, total_rows, number, share)) is not None:
                     return self._unpacked(packed)
@@ -188,9 +201,7 @@ class ReplicaRunner:
         if self._has_full_batches:
             rows = share.num_rows
             alone = Replica(0, 1, 1, 0, rows, rows, lambda tensors: tensors, in_xla=self._in_xla)
-            is_first = self._strategy.first_replica + index == 0
-            zero = 0 if self._in_xla else tf.minimum(rows, 0)
-            return self._compute(alone, share).of_full_batch(is_first, zero)
+            return self._compute(alone, share)
         all_reduce = self._strategy.all_reduce
         replica = self._replica(index, total_rows, number, share, totals, all_reduce)
         return self._compute(replica, share)

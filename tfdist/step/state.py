@@ -9,7 +9,7 @@ saved or evaluated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -56,11 +56,11 @@ class Changes(NamedTuple):
         same = {i: new for i, new in self.same.items() if i not in floats}
         return Changes(self.added, self.averaged | floats, same)
 
-    def zeros(self, zero: int | tf.Tensor) -> Changes:
-        """Returns zeros for everything that is all-reduced."""
+    def zeros(self, zero: int | tf.Tensor, here: bool = False) -> Changes:
+        """Returns zeros for everything that is all-reduced; arguments as of `zeros_beside`."""
         return Changes(
-            {i: zeros_beside(change, zero) for i, change in self.added.items()},
-            {i: zeros_beside(change, zero) for i, change in self.averaged.items()},
+            {i: zeros_beside(change, zero, here) for i, change in self.added.items()},
+            {i: zeros_beside(change, zero, here) for i, change in self.averaged.items()},
             self.same,
         )
 
@@ -192,15 +192,16 @@ class ForwardState:
         return Reduction.MEAN
 
 
-def zeros_beside(value: Any, zero: int | tf.Tensor) -> Any:
+def zeros_beside(value: Any, zero: int | tf.Tensor, here: bool = False) -> Any:
     """Returns zeros with the shape and on the device of another tensor; of slices, no rows.
 
     Args:
         value: Dense tensor or `tf.IndexedSlices`.
+        here: Whether to put them on the current device instead.
         zero: The number 0, int32. If it is a tensor of unknown value, TensorFlow cannot move an
             all-reduce of zeros out of the loop over the steps, where Horovod would time out.
     """
-    with tf.device(value.device):
+    with nullcontext() if here else tf.device(value.device):
         if isinstance(value, tf.IndexedSlices):
             return tf.IndexedSlices(value.values[:zero], value.indices[:zero], value.dense_shape)
         return tf.fill(tf.shape(value), tf.cast(zero, value.dtype))

@@ -360,7 +360,11 @@ class Strategy(ABC):
         return tf.distribute.InputContext(self.num_workers, self.rank, self.num_replicas)
 
     def distribute(
-        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+        self,
+        dataset: tf.data.Dataset,
+        own_rows: bool = False,
+        whole: bool = False,
+        ahead: bool = True,
     ) -> Any:
         """Turns a data set of batches into one of elements that `unpack` accepts.
 
@@ -369,6 +373,7 @@ class Strategy(ABC):
             own_rows: Whether the batches are this process's rows of the global batches instead. The
                 result is then infinite: batches without rows follow the data.
             whole: Whether every replica gets the full batch and computes it as one device does.
+            ahead: Whether to read batches before the steps that use them.
 
         Raises:
             UnsupportedModelError: `whole` is set, but no process has the full batch.
@@ -383,9 +388,9 @@ class Strategy(ABC):
         if self.num_replicas == 1 and batches.is_plain(dataset):
             # A function of `tf.data` that splits nothing would cost more than a tiny network's
             # step.
-            return batches.prefetched(dataset, self.devices)
+            return batches.prefetched(dataset, self.devices) if ahead else dataset
         return batches.distributed(
-            dataset, lambda batch: self.split(batch, own_rows, whole), self.devices
+            dataset, lambda batch: self.split(batch, own_rows, whole), self.devices, ahead
         )
 
     def split(self, batch: batches.Batch, own_rows: bool, whole: bool = False) -> batches.Element:

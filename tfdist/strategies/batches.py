@@ -57,7 +57,10 @@ class Element(NamedTuple):
 
 
 def distributed(
-    dataset: tf.data.Dataset, split: Callable[[Batch], Element], devices: Sequence[str]
+    dataset: tf.data.Dataset,
+    split: Callable[[Batch], Element],
+    devices: Sequence[str],
+    ahead: bool = True,
 ) -> tf.data.Dataset:
     """Returns a data set of elements, which are prepared ahead of the steps.
 
@@ -65,6 +68,7 @@ def distributed(
         dataset: A data set of batches.
         split: Makes an element from a batch.
         devices: As for `prefetched`.
+        ahead: Whether to read batches before the steps that use them.
     """
     # `tf.data` unpacks a tuple, including one with a single part: several inputs without labels.
     is_tuple = isinstance(dataset.element_spec, tuple)
@@ -74,6 +78,8 @@ def distributed(
 
     # Nothing in it needs AutoGraph, whose conversion takes about as long as the tracing.
     convert = tf.autograph.experimental.do_not_convert
+    if not ahead:
+        return dataset.map(convert(element))
     return prefetched(dataset.map(convert(element), tf.data.AUTOTUNE, deterministic=True), devices)
 
 

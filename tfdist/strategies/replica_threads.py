@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.base import ReplicaFn
+from tfdist.upstream.random_states import RandomStates
 from tfdist.upstream.tensorflow_graphs import current_graph
 from tfdist.upstream.tensorflow_runtime import summaries_of_this_thread
 
@@ -38,7 +39,14 @@ class ReplicaThreads:
         self._running = [_Thread(fn, i, device) for i, device in enumerate(devices)]
         try:
             while True:
-                terms = [thread.advance() for thread in self._running]
+                # Python code draws the same numbers on every replica, and goes on from the first.
+                states = after = RandomStates.current()
+                terms = []
+                for index, thread in enumerate(self._running):
+                    states.restore()
+                    terms.append(thread.advance())
+                    after = after if index else RandomStates.current()
+                after.restore()
                 if not any(terms):
                     return [thread.result for thread in self._running]
                 sums = reduce(terms)

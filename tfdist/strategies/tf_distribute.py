@@ -16,6 +16,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.mirrored_variables import FrequentSync, on_device, read_local, sync
 from tfdist.strategies.replica_sync import ReplicaSync
 from tfdist.upstream.input_data import OnDevices
+from tfdist.upstream.random_states import RandomStates
 
 
 class TFDistribute(Strategy):
@@ -64,10 +65,14 @@ class TFDistribute(Strategy):
         return self._prefetch and self.num_replicas > 1
 
     def distribute(
-        self, dataset: tf.data.Dataset, own_rows: bool = False, whole: bool = False
+        self,
+        dataset: tf.data.Dataset,
+        own_rows: bool = False,
+        whole: bool = False,
+        ahead: bool = True,
     ) -> Any:
-        if not self._is_handed_out:
-            return super().distribute(dataset, own_rows, whole)
+        if not (self._is_handed_out and ahead):
+            return super().distribute(dataset, own_rows, whole, ahead)
 
         def one_by_one(element: batches.Element) -> tf.data.Dataset:
             first, *others = (
@@ -81,7 +86,7 @@ class TFDistribute(Strategy):
         return OnDevices(by_replica, self._places)
 
     def unpack(self, element: Any) -> batches.Element:
-        if not self._is_handed_out:
+        if not self._is_handed_out or isinstance(element, batches.Element):
             return super().unpack(element)
         numbers = [_from_shape(empty) for empty, _ in element]
         (total_rows, checksum, *_), *_ = numbers
@@ -92,15 +97,25 @@ class TFDistribute(Strategy):
         return batches.Element(total_rows, checksum, shares)
 
     def run(self, fn: ReplicaFn) -> Any:
+        # The replicas run in turns. Python code draws the same numbers on every one of them, and
+        # goes on from the first.
+        states = after = RandomStates.current()
+
         def on_replica() -> Any:
+            nonlocal after
             context = tf.distribute.get_replica_context()
             number = int(tf.get_static_value(context.replica_id_in_sync_group))
             index = number - self.first_replica
+            states.restore()
             with on_device(self._copies[index]):
-                return fn(index)
+                found = fn(index)
+            after = after if index else RandomStates.current()
+            return found
 
         with read_local():
-            return self.tf_strategy.run(on_replica)
+            results = self.tf_strategy.run(on_replica)
+        after.restore()
+        return results
 
     def local_results(self, results: Any) -> list[Any]:
         by_replica = [self.tf_strategy.experimental_local_results(r) for r in _leaves(results)]
@@ -132,7 +147,9 @@ class TFDistribute(Strategy):
         # NCCL and hierarchical copies concatenate the tensors of a call, which has to be of one
         # dtype therefore.
         exchange = functools.partial(self._exchange, context)
+        states = RandomStates.current()
         reduced = fused(functools.partial(by_dtype, exchange), sent)
+        states.restore()
         return [tf.cast(r, t.dtype) for r, t in zip(reduced, tensors, strict=True)]
 
     def _exchange(self, context: Any, packed: list) -> list:

@@ -75,8 +75,19 @@ def are_arrays(adapter: Any) -> bool:
 
 
 def dataset_of(adapter: Any) -> tf.data.Dataset:
-    """Returns an adapter's data set of batches, without autotuning unless the user chose it."""
-    dataset = adapter.get_tf_dataset()
+    """Returns an adapter's data set of batches, without autotuning unless the user chose it.
+
+    Keras reads the first batches of a PyDataset for their shapes, `get_tensor_spec`, and again in
+    the first pass. They are kept for `first_batch`, because reading may draw random numbers.
+    """
+    of_batches = data_adapter_utils.get_tensor_spec
+
+    def spec(batches: list[Any]) -> Any:
+        adapter._first_batches = batches
+        return of_batches(batches)
+
+    with replaced(data_adapter_utils, "get_tensor_spec", spec):
+        dataset = adapter.get_tf_dataset()
     is_chosen = dataset.options().autotune != tf.data.Options().autotune
     return dataset if is_chosen else pipelines.without_autotuning(dataset)
 
@@ -88,16 +99,12 @@ def dataset_of_arrays(adapter: Any, shuffle: Shuffle) -> tf.data.Dataset:
 
 
 def first_batch(adapter: Any) -> Any:
-    """Returns the first batch of data that can be read only once, without consuming it; else None.
+    """Returns the first batch of a generator or PyDataset, which Keras itself has read, or None.
 
-    `GeneratorDataAdapter._first_batches` holds the batches that Keras itself has read. A PyDataset
-    returns a batch by its number; its threads serve one reader at a time.
+    `GeneratorDataAdapter._first_batches`, and those that `dataset_of` keeps.
     """
-    if isinstance(adapter, GeneratorDataAdapter):
-        return tf.nest.map_structure(_as_tensor, adapter._first_batches[0])
-    if isinstance(adapter, PyDatasetAdapter):
-        return tf.nest.map_structure(_as_tensor, adapter.py_dataset[0])
-    return None
+    batches = getattr(adapter, "_first_batches", None)
+    return None if batches is None else tf.nest.map_structure(_as_tensor, batches[0])
 
 
 def _as_tensor(leaf: Any) -> Any:
@@ -162,6 +169,11 @@ def is_reshuffled(dataset: tf.data.Dataset) -> bool:
     """
     again = getattr(dataset, "_reshuffle_each_iteration", False)
     return again is not False or any(map(is_reshuffled, dataset._inputs()))
+
+
+def is_read_ahead(adapter: Any) -> bool:
+    """Returns whether Keras's adapter prefetches: a `GeneratorDataAdapter` does."""
+    return isinstance(adapter, GeneratorDataAdapter)
 
 
 def is_prefetched(dataset: tf.data.Dataset) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -146,4 +147,4 @@ def seeds_of_compiled(model: keras.Model) -> list[keras.Variable]:
 
 def function_of(metric: keras.metrics.Metric) -> Any:
     """Returns the function of a `MeanMetricWrapper` (its `_fn`), or the metric's class."""
-    return getattr(metric, "_fn", type(metric))
+    return metric if inspect.isroutine(metric) else getattr(metric, "_fn", type(metric))

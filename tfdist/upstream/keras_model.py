@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.models.functional import Functional
+from keras.src.models.functional import Functional, unpack_singleton
 from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
@@ -351,7 +351,8 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
 
     def compute_output_spec(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if function is model and graph is not None:
-            return graph.compute_output_spec(graph.input)
+            # As `Functional.call` does, in contrast to `Functional.compute_output_spec`.
+            return unpack_singleton(graph.compute_output_spec(graph.input))
         return trace(function, *args, **kwargs)
 
     with ExitStack() as stack:
@@ -359,6 +360,18 @@ def build_for_training(model: keras.Model, batch: Any) -> None:
             replacement = replaced(backend, "compute_output_spec", compute_output_spec)
             stack.enter_context(replacement)
         model._symbolic_build(data_batch=batch)
+
+
+def build_eagerly(model: keras.Model, batch: tuple[Any, Any, Any]) -> None:
+    """Creates the variables of metrics and loss by a call whose results are dropped.
+
+    For functions that read values, which shapes do not have: `model._compute_loss`.
+    """
+    x, y, sample_weight = batch
+    with keras.StatelessScope():
+        y_pred = call_model(model, x, training=False)
+        model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+        model._compute_loss(x, y, y_pred, sample_weight, training=False)
 
 
 def _declares_outputs(graph: Functional, x: Any) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
+from keras.src import backend
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.eager.polymorphic_function.autograph_util import py_func_from_autograph
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 
-from tfdist.upstream.patching import all_replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 #: Operations that take a variable's handle and only read the variable.
 _READERS = frozenset(
@@ -97,3 +101,27 @@ class ChangesOfVariables:
                 number = self._numbers.get(id(one))
                 if number is not None:
                     self._found.add(number)
+
+
+@contextmanager
+def functions_inlined() -> Iterator[None]:
+    """Calls the user's `tf.function`s as part of the graph in which a replica is traced.
+
+    Assignments inside of them would stay in their own graphs. Replaces `Function.__call__`, and it
+    converts Python's control flow with `py_func_from_autograph`, as the function does.
+    """
+    plain = Function.__call__
+
+    def call(function: Any, *args: Any, **options: Any) -> Any:
+        python = function.python_function
+        package = (getattr(python, "__module__", None) or "").partition(".")[0]
+        is_of_user = package not in ("keras", "tensorflow", "tfdist")
+        if not (backend.in_stateless_scope() and is_of_user):
+            return plain(function, *args, **options)
+        if function._autograph and not tf.executing_eagerly():
+            python = py_func_from_autograph(python)
+        with ag_ctx.ControlStatusCtx(ag_ctx.Status.UNSPECIFIED):  # disabled in functions of tfdist
+            return python(*args, **options)
+
+    with replaced(Function, "__call__", call):
+        yield

@@ -41,6 +41,11 @@ def kinds_of(graph: tf.Graph) -> set[str]:
     return kinds
 
 
+def calls_python(kinds: Iterable[str]) -> bool:
+    """Returns whether operations of some types call Python: `tf.numpy_function` and the like."""
+    return not {"EagerPyFunc", "PyFunc", "PyFuncStateless"}.isdisjoint(kinds)
+
+
 def with_state(kinds: set[str]) -> set[str]:
     """Returns the stateful ones among types of operations, except calls of functions.
 

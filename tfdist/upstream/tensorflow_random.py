@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -50,6 +51,12 @@ class Sampler(NamedTuple):
     counters: int
     is_uniform: bool
 
+
+#: Types of the operations that draw.
+_DRAWS = re.compile(
+    "(Stateless|Stateful)?(Random|Multinomial|Truncated|Parameterized|StandardNormal|Uniform)"
+    "|RngReadAndSkip|StatelessShuffle"
+)
 
 Call = Callable[[Sampler, Any, tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -159,6 +166,11 @@ def stateful_samplers_noted(note: Callable[[str], None]) -> Iterator[None]:
         skip = noted(gen_stateful_random_ops.rng_read_and_skip, "Generator")
         stack.enter_context(replaced(gen_stateful_random_ops, "rng_read_and_skip", skip))
         yield
+
+
+def draws_numbers(kinds: Iterable[str]) -> bool:
+    """Returns whether operations of some types draw random numbers."""
+    return any(map(_DRAWS.match, kinds))
 
 
 def static_shape(shape: Any) -> tf.TensorShape:
