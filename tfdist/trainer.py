@@ -27,6 +27,7 @@ from tfdist.loops.functions import CompiledFunctions
 from tfdist.loops.model_overrides import honor_overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
+from tfdist.loops.self_check import SelfCheck, Verify, checked_mode
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers
@@ -117,6 +118,11 @@ class Trainer:
         uneven_data: What to do if each worker trains on its own dataset and one has fewer batches.
             `"pad"`: the other workers continue. `"stop"`: the epoch ends. `"refuse"`: an error is
             raised. The chief prints a warning with the number of batches of each worker.
+        verify: When the first steps are compared with plain Keras on one device: `"off"`: never;
+            `"first"`: at the first use of `fit`, `evaluate` and `predict`; a number: with so many
+            steps. None: as `"first"`, if the model, its losses, metrics, optimizers or steps
+            contain code that is not Keras's, and the model is small. A difference raises a
+            `VerificationError` before anything is trained.
 
     Attributes:
         model: A plain Keras model on the first device, also during training. Its methods `predict`,
@@ -151,6 +157,7 @@ class Trainer:
         check_data: CheckData = "full",
         check_ranks: CheckRanks = "auto",
         uneven_data: UnevenData = "pad",
+        verify: Verify = None,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -168,6 +175,7 @@ class Trainer:
         _check_choice("check_data", check_data, get_args(CheckData))
         _check_choice("uneven_data", uneven_data, get_args(UnevenData))
         _check_choice("check_ranks", check_ranks, get_args(CheckRanks))
+        verify = checked_mode(verify)
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
@@ -185,7 +193,14 @@ class Trainer:
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random
         )
         functions = CompiledFunctions(self.model, strategy, options)
-        self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
+        is_rebuilt = isinstance(build_model, keras.Model)
+        self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
+        self._self_check = SelfCheck(
+            self.model, strategy, functions, accumulate, self._exactness.reasons, verify
+        )
+        self._outer = OuterLoop(
+            self.model, strategy, functions, self._watchdog, steps_per_call, self._self_check
+        )
         compared = {
             **vars(options), "steps_per_call": steps_per_call, "on_nan": on_nan,
             "check_data": check_data, "uneven_data": uneven_data,
@@ -194,8 +209,6 @@ class Trainer:
         self._training = Training(self._outer, on_nan, rank_checks)
         self._on_nan = on_nan
         model_files.write_on_chief_only(self.model, strategy)
-        is_rebuilt = isinstance(build_model, keras.Model)
-        self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
         self.stats = self._training.throughput
 
     @_on_all_workers
@@ -325,6 +338,52 @@ class Trainer:
         return keras_loops.predict(self._outer, handler, callbacks)
 
     @_on_all_workers
+    def verify(
+        self,
+        x: Any,
+        y: Any = None,
+        steps: int = 3,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+    ) -> str:
+        """Compares steps of training, evaluation and prediction with plain Keras on one device.
+
+        Each step uses a few rows of the first batch. Model, optimizer and random states are
+        restored afterwards. `fit` does the same for its first steps: see `verify` of `Trainer`.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> for line in trainer.verify(x, y, steps=2).splitlines():
+            ...     print(line.partition(" (")[0])
+            verified: 2 train steps match plain Keras on one device
+            verified: 2 test steps match plain Keras on one device
+            verified: 2 predict steps match plain Keras on one device
+
+        Args:
+            x: As in `fit`.
+            y: As in `fit`.
+            steps: Number of steps.
+            batch_size: Size of the global batch.
+            sample_weight: As in `fit`.
+
+        Returns:
+            A line for each kind of step, with the time that it took.
+
+        Raises:
+            VerificationError: A value differs by more than rounding.
+        """
+        options = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+        functions, lines = self._outer.functions, []
+        for loop, function in (
+            ("train", functions.train), ("test", functions.evaluate), ("predict", functions.predict)
+        ):  # fmt: skip
+            if loop != "predict":
+                build.check_trainable(self.model)
+            data = DataHandler(self.strategy, x, shuffle=False, **options)
+            lines.append(self._self_check.verify(loop, data, function(data), steps))
+        return "\n".join(lines)
+
+    @_on_all_workers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the model on rank 0, and returns on every rank when the file is complete.
 
@@ -387,6 +446,7 @@ class Trainer:
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
             "remat": self.remat,
             "not exact": self._exactness.reported(),
+            "verified": self._self_check.status,
         }
 
     def _checkpointing(

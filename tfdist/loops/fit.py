@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.console import tables
 from tfdist.loops import epoch
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
@@ -155,6 +156,10 @@ class Training:
                 after=[self._batch_counts, rank_checks, self._non_finite_loss, checkpoints],
             )  # fmt: skip
             steps = outer.functions.train(data, per_call.one_by_one)
+            if not is_resumed:
+                line = outer.self_check.at_first_use("train", data, steps)
+                if line and report and outer.strategy.is_chief:
+                    tables.text(line)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
             self._batch_counts.report(name)
             if validate is not None and keras_training.is_validated(model, number, validation_freq):
@@ -191,6 +196,7 @@ def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Cal
     model = outer.model
     per_call = outer.per_call("test", callbacks, data)
     steps = outer.functions.evaluate(data, per_call.one_by_one)
+    outer.self_check.at_first_use("test", data, steps)
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
@@ -211,6 +217,7 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
             `stop_predicting`.
     """
     compute = outer.functions.predict(data)
+    outer.self_check.at_first_use("predict", data, compute)
     outputs: list[Any] = []
 
     def some_batches(iterator: Iterator[Any], num_requested: int) -> tuple[LoopResult, Logs]:
