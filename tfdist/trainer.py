@@ -23,7 +23,7 @@ from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.fit import CheckpointHooks, Training
-from tfdist.loops.functions import CompiledFunctions
+from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.loops.model_overrides import honor_overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
@@ -373,12 +373,13 @@ class Trainer:
             VerificationError: A value differs by more than rounding.
         """
         options = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
-        functions, lines = self._outer.functions, []
-        for loop, function in (
-            ("train", functions.train), ("test", functions.evaluate), ("predict", functions.predict)
-        ):  # fmt: skip
-            if loop != "predict":
-                build.check_trainable(self.model)
+        build.check_trainable(self.model)
+        of = self._outer.functions
+        create: dict[Loop, Callable[[DataHandler], Any]] = {
+            "train": of.train, "test": of.evaluate, "predict": of.predict
+        }  # fmt: skip
+        lines = []
+        for loop, function in create.items():
             data = DataHandler(self.strategy, x, shuffle=False, **options)
             lines.append(self._self_check.verify(loop, data, function(data), steps))
         return "\n".join(lines)

@@ -7,6 +7,7 @@ functions read or set: attributes, global names, closures, containers, arrays an
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import random
 import sys
@@ -84,7 +85,7 @@ class ProgramState:
             self._note(generator)
         for variable in variables:
             self._note(variable)
-        self._values = [(v, v.numpy()) for v in self._variables.values()]
+        self._values = [(v, v.read_value()) for v in self._variables.values()]
         numpy_state, python_state = np.random.get_state(), random.getstate()
         self._restore += [
             lambda: np.random.set_state(numpy_state),
@@ -213,10 +214,14 @@ def _restores_in_place(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES and value.flags.writeable:
         return functools.partial(np.copyto, value, value.copy())
     if isinstance(value, list):
-        copy = list(value)
-        return lambda: list.__setitem__(value, slice(None), copy)
-    for kind, extend in ((dict, dict.update), (set, set.update), (collections.deque, None)):
-        if isinstance(value, kind):
-            kept, add = kind(value), extend or collections.deque.extend
-            return lambda: (kind.clear(value), add(value, kept))
+        elements = list(value)
+        return lambda: list.__setitem__(value, slice(None), elements)
+    if isinstance(value, (dict, set, collections.deque)):
+        content: Any = copy.copy(value)
+
+        def restore() -> None:
+            value.clear()
+            value.extend(content) if isinstance(value, collections.deque) else value.update(content)
+
+        return restore
     return None

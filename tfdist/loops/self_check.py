@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ClusterError, ConfigurationError, DeviceError, VerificationError
+from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.loops.program_state import ProgramState, is_users, user_code
@@ -31,7 +31,6 @@ from tfdist.strategies import batches, mirrored_variables
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_variables import plain_variables
-from tfdist.upstream.patching import replaced
 
 #: When to verify: never, at the first use of each loop with one step, or with so many steps. None:
 #: as `"first"` if the model contains code that is not Keras's, and verifying it is cheap.
@@ -44,6 +43,7 @@ _MAX_BYTES = 256 << 20
 #: A difference may be so many times as large as the changes that rounding errors cause.
 _TIMES_ROUNDING = 16
 _PERTURBED_RUNS = 3
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 #: Logs that Keras does not have.
 _EXTRA_LOGS = {"loss_scale", "skipped_steps"}
 _BY_COMMAND = "not verified ({}): run `tfdist verify` with this script"
@@ -131,7 +131,8 @@ class SelfCheck:
         if reason is not None:
             self.status = _BY_COMMAND.format(reason)
             return self.status
-        self.status = self.verify(loop, data, run, 2 if self.mode in (None, "first") else self.mode)
+        steps = self.mode if isinstance(self.mode, int) else 2
+        self.status = self.verify(loop, data, run, steps)
         return self.status
 
     def verify(self, loop: Loop, data: DataHandler, run: Any, num_steps: int) -> str:
@@ -151,9 +152,9 @@ class SelfCheck:
         middle = time.perf_counter()
         try:
             result = self._by_strategy(loop, data, run, parts)
-        except (ClusterError, DeviceError):
-            raise
         except Exception as error:
+            if isinstance(error, TfdistError) and not isinstance(error, DataError):
+                raise  # a refusal, or a lost worker
             raise VerificationError(
                 f"The {loop} step under {self._strategy.name!r} failed, which plain Keras computes "
                 f"with the same {int(batches.num_rows(parts[0]))} rows: {error}"
@@ -223,11 +224,11 @@ class SelfCheck:
         if loop == "train" and not data.full_batches and "BatchNorm" in self._inexact():
             rows = batches.take(batch, 0, min(total, 3))
             return [tf.nest.map_structure(lambda t: _repeated(t, parts), rows)] * num_steps
-        few, sizes = min(total, 2 * parts + 1), []
-        for step in range(num_steps):
-            sizes.append(max(1, few - step % 2))
-        starts = [step * few % max(1, total - few + 1) for step in range(num_steps)]
-        return [batches.take(batch, a, a + n) for a, n in zip(starts, sizes, strict=True)]
+        # All of one size: eagerly, Keras weights the losses of several outputs by rows, which it
+        # does not do in a graph.
+        few = min(total, 2 * parts + 1)
+        starts = [step * few % (total - few + 1) for step in range(num_steps)]
+        return [batches.take(batch, start, start + few) for start in starts]
 
     def _iterator(self, data: DataHandler, parts: Sequence[Any]) -> Iterator[Any]:
         """Returns an iterator like those of an epoch, so that no step is traced again."""
@@ -262,7 +263,7 @@ class SelfCheck:
         for parts in (self._few_rows(loop, data, num_steps), [data.first_batch()] * num_steps):
             try:
                 plain = self._plain(loop, parts)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+            except Exception as error:
                 plain = root_cause(error)
             finally:
                 self._restore(state)
@@ -301,12 +302,13 @@ class SelfCheck:
                 if loop == "predict":
                     outputs = [keras.tree.flatten(piece) for piece in outputs]
                     outputs = [_concatenated(leaves) for leaves in zip(*outputs, strict=True)]
-                copies = _of_copies(f"step {step + 1}", self._compared_variables())
-                values |= copies | self._after(loop, step, before, outputs)
+                if loop == "train":  # the others synchronize the replicas when they begin
+                    values |= _of_copies(f"step {step + 1}", self._compared_variables())
+                values |= self._after(loop, step, before, outputs)
         return values
 
     def _add_beginning(self, result: Values, plain: Values) -> None:
-        """Adds the state that a new optimizer of the user's class gets when Keras's `fit` builds it.
+        """Adds the first state of an optimizer of the user's class, as Keras's `fit` builds it.
 
         `fit` does so in a graph, which loses what `build` assigns.
         """
@@ -388,10 +390,7 @@ class SelfCheck:
     def _rounding(self) -> float:
         """Returns the rounding error of the least precise number format of the model."""
         layers = keras_model.flatten_layers(self._model)
-        dtypes = {layer.compute_dtype for layer in layers} & {"float16", "bfloat16", "float32"}
-        return max(
-            (tf.as_dtype(dtype).limits and _epsilon(dtype) for dtype in dtypes), default=2e-16
-        )
+        return max(_EPSILON.get(layer.compute_dtype, 0.0) for layer in layers) or 2.0**-52
 
     def _differing(
         self, result: Values, plain: Values, spread: Mapping[str, float]
@@ -402,7 +401,7 @@ class SelfCheck:
         differences = []
         for name, (expected, old) in plain.items():
             new = result[name].new if name in result else np.array(np.nan)
-            if not np.issubdtype(expected.dtype, np.number) and expected.dtype.kind != "V":
+            if not np.issubdtype(expected.dtype, np.number):
                 if not np.array_equal(new, expected):
                     differences.append(Difference(name, np.inf, 0.0, 0.0))
                 continue
@@ -411,9 +410,9 @@ class SelfCheck:
             rounding = max(rounding, _TIMES_ROUNDING * spread.get(name, 0.0))
             if not (size := _distance(new, expected)) <= rounding:
                 differences.append(Difference(name, size, changed, rounding))
-        for name in result.keys() - plain.keys():
-            size = _largest(result[name].new)
-            if size and not any(f"'{log}'" in name for log in _EXTRA_LOGS):
+        for name in sorted(result.keys() - plain.keys()):
+            if not any(f"'{log}'" in name for log in _EXTRA_LOGS):
+                size = _largest(result[name].new)
                 differences.append(Difference(name, size, 0.0, 0.0))
         return differences
 
@@ -494,10 +493,6 @@ def _of_copies(place: str, by_owner: Mapping[str, Sequence[keras.Variable]]) -> 
                     name = f"the copy of {variable.path} on {device} after {place}"
                     values[name] = Value(np.array(size))
     return values
-
-
-def _epsilon(dtype: str) -> float:
-    return {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}[dtype]
 
 
 def _largest(array: np.ndarray) -> float:
