@@ -382,8 +382,8 @@ class SelfCheck:
                 perturbed = self._plain(loop, parts)
             finally:
                 self._restore(state)
-            for name, value in perturbed.items():
-                size = _distance(value.new, plain[name].new) if name in plain else np.inf
+            for name, other in perturbed.items():
+                size = _distance(other.new, plain[name].new) if name in plain else np.inf
                 spread[name] = max(spread.get(name, 0.0), size)
         return spread
 

@@ -36,16 +36,17 @@ def random_state() -> Callable[[], None]:
     That is `context._rng`, of which each eager operation takes a seed, and the global generator.
     """
     current = context()
-    state = current._rng.getstate()
+    random = getattr(current, "_rng", None)  # None before `tf.random.set_seed`
+    state = random and random.getstate()
     generator = stateful_random_ops.global_generator
-    value = None if generator is None else generator.state.numpy()
+    value = None if generator is None else generator.state.read_value()
 
     def restore() -> None:
-        if current._rng.getstate() != state:
-            current._rng.setstate(state)
+        if random is not None and random.getstate() != state:
+            random.setstate(state)
             current.clear_kernel_cache()  # the kernels of these seeds continue their sequences
-        if value is not None:
-            stateful_random_ops.global_generator.state.assign(value)
+        if generator is not None:
+            generator.state.assign(value)
 
     return restore
 

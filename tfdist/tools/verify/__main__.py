@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -58,7 +58,7 @@ def _verify_script(arguments: list[str]) -> int:
             print(line, flush=True)
         raise SystemExit(int(not line.startswith("verified")))
 
-    sys.argv, sys.path[0] = arguments, os.path.dirname(os.path.abspath(arguments[0]))
+    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
     with replaced(SelfCheck, "at_first_use", verify_and_exit):
         runpy.run_path(arguments[0], run_name="__main__")
     raise ConfigurationError(f"{arguments[0]} trains nothing with tfdist.Trainer.")
