@@ -110,6 +110,9 @@ class ProgramState:
         for function in _functions_of(type(value)):
             names |= _names_in(function.__code__)
             self._note(function)
+        for kind in filter(lambda base: _is_of_user(base.__module__), type(value).__mro__):
+            for name in sorted(names & vars(kind).keys()):
+                self._note_attribute(kind, name, vars(kind)[name])
         attributes = vars(value)
         for name in names & attributes.keys():
             self._note_item(attributes, name)
@@ -122,6 +125,11 @@ class ProgramState:
 
         self._restore.append(forget_new)
         return None
+
+    def _note_attribute(self, owner: Any, name: str, value: Any) -> None:
+        if isinstance(value, _IMMUTABLE):
+            self._restore.append(lambda: setattr(owner, name, value))
+        self._note(value)
 
     def _note_item(self, owner: MutableMapping[str, Any], name: str) -> None:
         value = owner[name]
@@ -169,9 +177,7 @@ class ProgramState:
                 content = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            if isinstance(content, _IMMUTABLE):
-                self._restore.append(functools.partial(setattr, cell, "cell_contents", content))
-            self._note(content)
+            self._note_attribute(cell, "cell_contents", content)
         for default in function.__defaults__ or ():
             self._note(default)
 

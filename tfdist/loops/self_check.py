@@ -151,7 +151,7 @@ class SelfCheck:
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"
         middle = time.perf_counter()
         try:
-            result = self._by_strategy(loop, data, run, parts)
+            result = self._by_strategy(loop, data, run, parts, plain)
         except Exception as error:
             if isinstance(error, TfdistError) and not isinstance(error, DataError):
                 raise  # a refusal, or a lost worker
@@ -218,12 +218,12 @@ class SelfCheck:
         """
         batch = data.first_batch()
         total, parts = int(batches.num_rows(batch)), self._num_parts
-        specs = [s for s in tf.nest.flatten(data.element_spec) if s is not None and s.shape.rank]
-        if any(spec.shape[0] is not None for spec in specs):
-            return [batch] * num_steps
         if loop == "train" and not data.full_batches and "BatchNorm" in self._inexact():
             rows = batches.take(batch, 0, min(total, 3))
             return [tf.nest.map_structure(lambda t: _repeated(t, parts), rows)] * num_steps
+        specs = [s for s in tf.nest.flatten(data.element_spec) if s is not None and s.shape.rank]
+        if any(spec.shape[0] is not None for spec in specs):
+            return [batch] * num_steps
         # All of one size: eagerly, Keras weights the losses of several outputs by rows, which it
         # does not do in a graph.
         few = min(total, 2 * parts + 1)
@@ -236,7 +236,9 @@ class SelfCheck:
 
         def relaxed(*leaves: Any) -> Any:
             loose = [
-                tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=one.shape)
+                tf.raw_ops.PlaceholderWithDefault(
+                    input=leaf, shape=one.shape if leaf.shape == one.shape else _any_rows(one.shape)
+                )
                 if isinstance(leaf, tf.Tensor) and one is not None
                 else leaf
                 for leaf, one in zip(tf.nest.flatten(leaves), spec, strict=True)
@@ -288,10 +290,16 @@ class SelfCheck:
                 before = self._state_values()
                 outputs = function([part]) if loop == "predict" else function(iter([part]))
                 values |= self._after(loop, step, before, outputs)
+                self._halve_rates(loop)
         return values
 
-    def _by_strategy(self, loop: Loop, data: DataHandler, run: Any, parts: Sequence[Any]) -> Values:
-        """Returns what the strategy's steps compute from now on."""
+    def _by_strategy(
+        self, loop: Loop, data: DataHandler, run: Any, parts: Sequence[Any], plain: Values
+    ) -> Values:
+        """Returns what the strategy's steps compute, each from the state that plain Keras had.
+
+        Otherwise, rounding errors of a step could be larger in the next one.
+        """
         values, iterator = Values(), self._iterator(data, parts)
         with self._functions.trial_steps():
             self._reset_metrics()
@@ -305,6 +313,10 @@ class SelfCheck:
                 if loop == "train":  # the others synchronize the replicas when they begin
                     values |= _of_copies(f"step {step + 1}", self._compared_variables())
                 values |= self._after(loop, step, before, outputs)
+                for name, variable in self._named_variables().items():
+                    if (name := f"{name} after step {step + 1}") in plain:
+                        variable.assign(plain[name].new)
+                self._halve_rates(loop)
         return values
 
     def _add_beginning(self, result: Values, plain: Values) -> None:
@@ -332,25 +344,31 @@ class SelfCheck:
             result[name], plain[name] = (Value(np.array(v.value)) for v in (own, other))
 
     def _after(self, loop: Loop, step: int, before: Values, outputs: Any) -> Values:
-        """Returns the values after a step, and changes what callbacks may change after it."""
+        """Returns the values after a step."""
         place = f"step {step + 1}"
         named = _logs(outputs) if loop != "predict" else _named(outputs)
         values = {f"{name!r} of {place}": Value(new) for name, new in named.items()}
         for name, value in self._state_values().items():
             values[f"{name} after {place}"] = Value(value.new, before[name].new)
-        if loop == "train":
-            for number, rate in enumerate(self._rates()):
-                rate.assign(rate.value * (0.9 if number else 0.5))
         return values
+
+    def _halve_rates(self, loop: Loop) -> None:
+        """Changes the hyperparameters that callbacks may change between two steps."""
+        for number, rate in enumerate(self._rates() if loop == "train" else ()):
+            rate.assign(rate.value * (0.9 if number else 0.5))
 
     def _compared_variables(self) -> dict[str, list[keras.Variable]]:
         groups = self._functions.variables()
         return {n: v for n, v in groups.items() if n not in ("metrics", "steps", "loss scale")}
 
     def _state_values(self) -> Values:
-        """Returns the current values of the variables that the model and its optimizers have."""
+        variables = self._named_variables()
+        return {name: Value(np.array(variable.value)) for name, variable in variables.items()}
+
+    def _named_variables(self) -> dict[str, keras.Variable]:
+        """Returns the variables that the model and its optimizers have, by names for messages."""
         return {
-            f"{owner} variable {number} ({variable.path})": Value(np.array(variable.value))
+            f"{owner} variable {number} ({variable.path})": variable
             for owner, variables in self._compared_variables().items()
             for number, variable in enumerate(variables)
             # Replicas accumulate gradients themselves.
@@ -448,6 +466,10 @@ def checked_mode(value: Any) -> Verify:
     if not isinstance(value, bool) and str(value).isdecimal() and int(value) > 0:
         return int(value)
     raise ConfigurationError(f"verify={value!r}: expected 'off', 'first', or a number of steps.")
+
+
+def _any_rows(shape: tf.TensorShape) -> tf.TensorShape:
+    return tf.TensorShape([None, *shape[1:]]) if shape.rank else shape
 
 
 def _repeated(leaf: Any, times: int) -> Any:
