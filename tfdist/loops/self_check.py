@@ -102,7 +102,7 @@ class SelfCheck:
         self._inexact = inexact
         self.mode: Verify = checked_mode(os.environ.get(VARIABLE)) if mode is None else mode
         self._verified: dict[Loop, Any] = {}
-        self.status = "off" if self.mode == "off" else "at the first step"
+        self.status = "no" if self.mode == "off" else "at the first step"
 
     def at_first_use(self, loop: Loop, data: DataHandler, run: Any) -> str | None:
         """Verifies a loop if it is due, and returns a line about it.
