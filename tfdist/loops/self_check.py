@@ -446,10 +446,15 @@ class SelfCheck:
         users = user_code(self._model)
         code = f" The model's own code: {', '.join(users[:5])}." if users else ""
         where = f" on rank {rank}" if len(by_rank) > 1 else ""
+        size = (
+            f"is off by {first.size:.3g} (plain Keras: {first.changed:.3g}; rounding explains "
+            f"{first.rounding:.1g})"
+            if np.isfinite(first.size)
+            else "is missing, or has another shape or type"
+        )
         raise VerificationError(
             f"The first steps under {self._strategy.name!r} differ from plain Keras on one device"
-            f"{where}: {first.name} is off by {first.size:.3g} (plain Keras: {first.changed:.3g}; "
-            f"rounding explains {first.rounding:.1g}). Nothing was changed or trained.{code}\n"
+            f"{where}: {first.name} {size}. Nothing was changed or trained.{code}\n"
             "Train on one device with plain Keras, or pass verify='off' (--verify off) to train "
             "with these numbers, and report the program: https://github.com/tfdist/tfdist/issues."
         )
