@@ -29,6 +29,8 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 # A shell starts background jobs with SIGINT ignored, which the processes of tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 start_tensorflow_when_imported()
+# Tests compare with plain Keras themselves; see tests/loops/test_self_check.py.
+os.environ.setdefault("TFDIST_VERIFY", "off")
 
 # Hypothesis derives its examples from each test, so that every run tries the same ones. There is
 # no deadline, because a busy machine must not fail a test.

@@ -183,6 +183,11 @@ class Spread(BaseModel):
         description="if each worker reads its own dataset and one has fewer batches: end the epoch "
         "(stop), let the others continue (pad), or raise an error (refuse)",
     )
+    verify: Literal["off", "first"] | PositiveInt | None = Field(
+        None,
+        description="compare the first steps with plain Keras on one device: never (off), two "
+        "steps (first), or N steps; default: as first, for models with code that is not Keras's",
+    )
     replica_random: bool = Field(
         False,
         description="use different random numbers on each replica in dropout, noise and "

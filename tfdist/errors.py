@@ -193,6 +193,15 @@ class TooFewDevicesError(DeviceError, ClusterError):
     """
 
 
+class VerificationError(TfdistError, ArithmeticError):
+    """The first step of a training does not give the numbers of plain Keras on one device.
+
+    Example:
+        >>> issubclass(tfdist.errors.VerificationError, ArithmeticError)  # see `Trainer.verify`
+        True
+    """
+
+
 class InstallError(TfdistError, RuntimeError):
     """A requirement of an installation is missing on this machine, or a build failed.
 

@@ -24,11 +24,12 @@ from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.fit import CheckpointHooks, Training
-from tfdist.loops.functions import CompiledFunctions
+from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.loops.model_overrides import honor_overrides
 from tfdist.loops.non_finite import OnNan
 from tfdist.loops.rank_checks import CheckRanks, RankChecks
 from tfdist.loops.replica_checks import ReplicaChecks
+from tfdist.loops.self_check import SelfCheck, Verify, checked_mode
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers
@@ -120,6 +121,11 @@ class Trainer:
         uneven_data: What to do if each worker trains on its own dataset and one has fewer batches.
             `"pad"`: the other workers continue. `"stop"`: the epoch ends. `"refuse"`: an error is
             raised. The chief prints a warning with the number of batches of each worker.
+        verify: When the first steps are compared with plain Keras on one device: `"off"`: never;
+            `"first"`: at the first use of `fit`, `evaluate` and `predict`; a number: with so many
+            steps. None: as `"first"`, if the model, its losses, metrics, optimizers or steps
+            contain code that is not Keras's, and the model is small. A difference raises a
+            `VerificationError` before anything is trained.
 
     Attributes:
         model: A plain Keras model on the first device, also during training. Its methods `predict`,
@@ -154,6 +160,7 @@ class Trainer:
         check_data: CheckData = "full",
         check_ranks: CheckRanks = "auto",
         uneven_data: UnevenData = "pad",
+        verify: Verify = None,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -171,6 +178,7 @@ class Trainer:
         _check_choice("check_data", check_data, get_args(CheckData))
         _check_choice("uneven_data", uneven_data, get_args(UnevenData))
         _check_choice("check_ranks", check_ranks, get_args(CheckRanks))
+        verify = checked_mode(verify)
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
@@ -188,7 +196,14 @@ class Trainer:
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random
         )
         functions = CompiledFunctions(self.model, strategy, options)
-        self._outer = OuterLoop(self.model, strategy, functions, self._watchdog, steps_per_call)
+        is_rebuilt = isinstance(build_model, keras.Model)
+        self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
+        self._self_check = SelfCheck(
+            self.model, strategy, functions, accumulate, self._exactness.reasons, verify
+        )
+        self._outer = OuterLoop(
+            self.model, strategy, functions, self._watchdog, steps_per_call, self._self_check
+        )
         compared = {
             **vars(options), "steps_per_call": steps_per_call, "on_nan": on_nan,
             "check_data": check_data, "uneven_data": uneven_data,
@@ -199,8 +214,6 @@ class Trainer:
         self._on_nan = on_nan
         features.tested()
         model_files.write_on_chief_only(self.model, strategy)
-        is_rebuilt = isinstance(build_model, keras.Model)
-        self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
         self.stats = self._training.throughput
 
     @_on_all_workers
@@ -330,6 +343,53 @@ class Trainer:
         return keras_loops.predict(self._outer, handler, callbacks)
 
     @_on_all_workers
+    def verify(
+        self,
+        x: Any,
+        y: Any = None,
+        steps: int = 3,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+    ) -> str:
+        """Compares steps of training, evaluation and prediction with plain Keras on one device.
+
+        Each step uses a few rows of the first batch. Model, optimizer and random states are
+        restored afterwards. `fit` does the same for its first steps: see `verify` of `Trainer`.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> for line in trainer.verify(x, y, steps=2).splitlines():
+            ...     print(line.partition(" (")[0])
+            verified: 2 train steps match plain Keras on one device
+            verified: 2 test steps match plain Keras on one device
+            verified: 2 predict steps match plain Keras on one device
+
+        Args:
+            x: As in `fit`.
+            y: As in `fit`.
+            steps: Number of steps.
+            batch_size: Size of the global batch.
+            sample_weight: As in `fit`.
+
+        Returns:
+            A line for each kind of step, with the time that it took.
+
+        Raises:
+            VerificationError: A value differs by more than rounding.
+        """
+        options = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+        build.check_trainable(self.model)
+        of = self._outer.functions
+        create: dict[Loop, Callable[[DataHandler], Any]] = {
+            "train": of.train, "test": of.evaluate, "predict": of.predict
+        }  # fmt: skip
+        lines = []
+        for loop, function in create.items():
+            data = DataHandler(self.strategy, x, shuffle=False, **options)
+            lines.append(self._self_check.verify(loop, data, function(data), steps))
+        return "\n".join(lines)
+
+    @_on_all_workers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the model on rank 0, and returns on every rank when the file is complete.
 
@@ -393,6 +453,7 @@ class Trainer:
             "remat": self.remat,
             "not exact": self._exactness.reported(),
             "versions": features.tested(),
+            "verified": self._self_check.status,
         }
 
     def _checkpointing(

@@ -22,6 +22,7 @@ from tfdist.loops import interrupts
 from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.functions import CompiledFunctions, Loop, StepsFn
+from tfdist.loops.self_check import SelfCheck
 from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
@@ -220,6 +221,7 @@ class OuterLoop:
         functions: The model's compiled functions.
         watchdog: The watchdog, which is notified of every call.
         steps_per_call: As in `Trainer`.
+        self_check: Verifies each loop at its first use.
         cache: Number of steps per call in earlier passes.
     """
 
@@ -228,6 +230,7 @@ class OuterLoop:
     functions: CompiledFunctions
     watchdog: Watchdog
     steps_per_call: int | str
+    self_check: SelfCheck
     cache: StepsPerCallCache = field(default_factory=StepsPerCallCache)
 
     def per_call(

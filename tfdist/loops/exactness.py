@@ -50,7 +50,8 @@ class ExactnessReport:
         if not data.full_batches and (text := self._text()):
             tables.text(f"not exact: {text}")
 
-    def _text(self) -> str:
+    def reasons(self) -> dict[str, str]:
+        """Returns why training will not match one device, by option or layer."""
         reasons, options = dict(self._strategy.inexact), self._options
         if self._strategy.num_replicas * options.accumulate > 1:
             layers = layers_of(self._model)
@@ -59,4 +60,7 @@ class ExactnessReport:
                 reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
             if options.replica_random and drawing_layers(self._model):
                 reasons["random layers"] = "each replica uses different random numbers"
-        return "; ".join(f"{name}: {why}" for name, why in reasons.items())
+        return reasons
+
+    def _text(self) -> str:
+        return "; ".join(f"{name}: {why}" for name, why in self.reasons().items())

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.console import tables
 from tfdist.loops import epoch
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
 from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
@@ -165,6 +166,10 @@ class Training:
                 after=[self._batch_counts, rank_checks, self._non_finite_loss, checkpoints],
             )  # fmt: skip
             steps = outer.functions.train(data, per_call.one_by_one)
+            if not is_resumed:
+                line = outer.self_check.at_first_use("train", data, steps)
+                if line and report and outer.strategy.is_chief:
+                    tables.text(line)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
             logs = outer.functions.epoch_logs(logs, "train")
             self._batch_counts.report(name)
@@ -203,6 +208,7 @@ def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Cal
     per_call = outer.per_call("test", callbacks, data)
     outer.functions.begin("test")
     steps = outer.functions.evaluate(data, per_call.one_by_one)
+    outer.self_check.at_first_use("test", data, steps)
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
@@ -224,6 +230,7 @@ def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.Call
             `stop_predicting`.
     """
     compute = outer.functions.predict(data)
+    outer.self_check.at_first_use("predict", data, compute)
     outputs: list[Any] = []
 
     def some_batches(iterator: Iterator[Any], num_requested: int) -> tuple[LoopResult, Logs]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import keras
@@ -142,6 +143,13 @@ class CompiledFunctions:
 
     def _all_variables(self) -> list[keras.Variable]:
         return [v for group in self.variables().values() for v in group]
+
+    @contextmanager
+    def trial_steps(self) -> Iterator[None]:
+        """A context for steps that do not count as the first: weights may still be frozen."""
+        before = self._trainable
+        yield
+        self._trainable = before
 
     def variables(self) -> dict[str, list[keras.Variable]]:
         """Returns all variables that steps read and write, by owner, each once."""

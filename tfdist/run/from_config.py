@@ -112,6 +112,7 @@ def make_trainer(
         check_data=config.check_data,
         check_ranks=config.check_ranks,
         uneven_data=config.uneven_data,
+        verify=config.verify,
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -127,6 +127,28 @@ def check_same_attributes(source: Any, copied: Any) -> None:
             is_lost = is_plain and others.get(name) != value
         if is_lost:
             raise TypeError(f"{type(source).__name__}.{name} would be lost")
+
+
+@contextmanager
+def eager_function(model: keras.Model, loop: str) -> Iterator[Callable[..., Any]]:
+    """Returns a context with the function that Keras's `fit` would call for each batch, eagerly.
+
+    `make_train_function`, `make_test_function` or `make_predict_function` creates it. Replaces
+    `_run_eagerly` and `_jit_compile`, the values of the public properties.
+
+    Args:
+        model: A built model.
+        loop: `"train"`, `"test"` or `"predict"`.
+    """
+    attributes = vars(model)
+    names = ("_run_eagerly", "_jit_compile", f"{loop}_function")
+    before = {name: attributes[name] for name in names}
+    attributes |= {"_run_eagerly": True, "_jit_compile": False, f"{loop}_function": None}
+    try:
+        getattr(model, f"make_{loop}_function")(force=True)
+        yield attributes[f"{loop}_function"]
+    finally:
+        attributes |= before
 
 
 def compile_config(model: keras.Model) -> Any:

@@ -278,6 +278,23 @@ def refuse_elsewhere(optimizer: keras.optimizers.Optimizer, why: str) -> None:
     replace(optimizer, "apply", apply)
 
 
+@contextmanager
+def methods_of_class(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Makes an optimizer use the methods of its class within the block, without replacements."""
+    replacements = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if getattr(value, "__module__", None) == __name__
+    }
+    for name in replacements:
+        object.__delattr__(optimizer, name)
+    try:
+        yield
+    finally:
+        for name, value in replacements.items():
+            replace(optimizer, name, value)
+
+
 def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the momentum variables of SGD and RMSprop, which include the learning rate.
 

@@ -323,6 +323,26 @@ def values_of(variable: keras.Variable) -> list[tf.Variable]:
     return list(variable.parts) if is_in_parts(variable) else [variable.value]
 
 
+@contextmanager
+def plain_variables(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Makes copies of the full values stand for sharded variables within the block.
+
+    Plain Keras can then compute with them, and what it assigns is lost after the block. All
+    processes that have shards must enter it together.
+    """
+    sharded = {id(v): v for v in variables if isinstance(v, ShardedVariable)}.values()
+    values = [(variable, variable._value) for variable in sharded]
+    for variable in sharded:
+        copy = tf.Variable(variable.joined(), trainable=variable.trainable, name=variable.name)
+        share_identity(copy, variable.parts[0])
+        variable.__class__, variable._value = keras.Variable, copy
+    try:
+        yield
+    finally:
+        for variable, value in values:
+            variable.__class__, variable._value = ShardedVariable, value
+
+
 def unite(variable: ShardedVariable, device: str) -> None:
     """Turns a sharded variable into a plain one again, on a device."""
     if not variable.is_whole:

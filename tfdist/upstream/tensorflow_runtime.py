@@ -12,7 +12,12 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tensorflow.python.eager.context import context, coordination_config_pb2, global_seed
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import random_seed
-from tensorflow.python.ops import collective_ops, resource_variable_ops, summary_ops_v2
+from tensorflow.python.ops import (
+    collective_ops,
+    resource_variable_ops,
+    stateful_random_ops,
+    summary_ops_v2,
+)
 
 from tfdist.upstream.patching import all_replaced, replaced
 
@@ -23,6 +28,27 @@ def seed_of_process() -> int | None:
     `tf.random.set_seed` has no getter.
     """
     return global_seed()
+
+
+def random_state() -> Callable[[], None]:
+    """Returns a function that restores the state of `tf.random` to what it is now.
+
+    That is `context._rng`, of which each eager operation takes a seed, and the global generator.
+    """
+    current = context()
+    random = getattr(current, "_rng", None)  # None before `tf.random.set_seed`
+    state = random and random.getstate()
+    generator = stateful_random_ops.global_generator
+    value = None if generator is None else generator.state.read_value()
+
+    def restore() -> None:
+        if random is not None and random.getstate() != state:
+            random.setstate(state)
+            current.clear_kernel_cache()  # the kernels of these seeds continue their sequences
+        if generator is not None:
+            generator.state.assign(value)
+
+    return restore
 
 
 def computes_in_one_order() -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
@@ -20,14 +22,46 @@ from tfdist.strategies import STRATEGIES, current_name
 from tfdist.tools.verify import report
 from tfdist.tools.verify.attempt import attempt
 from tfdist.tools.verify.report import Verdict
+from tfdist.upstream.patching import replaced
 
 ALL = "all"
 _DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras."
 
 
+#: Number of steps of each loop of a script that are compared.
+_STEPS = 3
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 if all strategies passed, 1 otherwise, 130 after an interrupt."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given and given[0].endswith(".py"):
+        return command.run(lambda: _verify_script(given))
     return command.run(lambda: int(not _verify(_parse(arguments))))
+
+
+def _verify_script(arguments: list[str]) -> int:
+    """Runs a script up to its first trainer's first step, which is compared with plain Keras.
+
+    Args:
+        arguments: The script and its arguments.
+
+    Raises:
+        SystemExit: The step was compared: code 0 if it matches, 1 if it cannot be compared.
+        ConfigurationError: The script trained nothing.
+    """
+    from tfdist.loops.self_check import SelfCheck
+
+    def verify_and_exit(check: SelfCheck, loop: Any, data: Any, run: Any) -> None:
+        line = check.verify(loop, data, run, _STEPS)
+        if cluster.is_chief():
+            print(line, flush=True)
+        raise SystemExit(int(not line.startswith("verified")))
+
+    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+    with replaced(SelfCheck, "at_first_use", verify_and_exit):
+        runpy.run_path(arguments[0], run_name="__main__")
+    raise ConfigurationError(f"{arguments[0]} trains nothing with tfdist.Trainer.")
 
 
 def _parse(arguments: Sequence[str] | None) -> Namespace:

@@ -1,0 +1,112 @@
+"""The first step's check: what it finds, what it leaves unchanged, and when it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from tfdist import Trainer
+from tfdist.errors import ConfigurationError, VerificationError
+from tfdist.strategies import mirrored_variables
+from tfdist.strategies.mirrored import Mirrored
+
+X = np.random.default_rng(0).normal(size=(26, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+
+
+def build(middle: type = layers.Identity, **options: Any) -> keras.Model:
+    """Returns a model whose first bias has a gradient of rounding errors, which Adam enlarges."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    hidden = layers.BatchNormalization()(layers.Dense(3)(inputs))
+    model = keras.Model(inputs, layers.Dense(1)(middle()(hidden)))
+    model.compile(keras.optimizers.Adam(0.01), "mse", **options)
+    return model
+
+
+class ByCount(Mirrored):
+    """Averages the replicas' sums as if all had the same number of rows."""
+
+    def all_reduce(self, tensors: list) -> list:
+        return [total / self.num_replicas for total in super().all_reduce(tensors)]
+
+
+class Drifting(Mirrored):
+    """Changes the weights of one replica in each step."""
+
+    weight: Any = None
+
+    def update(self, fn: Any, results: Any) -> list[Any]:
+        done = super().update(fn, results)
+        for copy in mirrored_variables.copies_of(self.weight.value).values():
+            copy.assign(copy + 1e-6)
+        return done
+
+
+class Counting(layers.Layer):
+    """Draws numbers and counts its calls in all the ways that a script may use."""
+
+    calls: list[int]
+    random: np.random.Generator
+
+    def call(self, x: Any) -> Any:
+        self.steps = getattr(self, "steps", 0) + 1
+        self.calls.append(self.steps)
+        return x * (0.5 + np.random.random() + self.random.random())
+
+
+@pytest.mark.parametrize(
+    ("strategy", "value"), [(ByCount, "model variable"), (Drifting, "the copy of dense")]
+)
+def test_wrong_strategy_is_detected(strategy: type[Mirrored], value: str) -> None:
+    trainer = Trainer(build, strategy(["CPU:0", "CPU:1"]), sync_batch_norm=True, verify="first")
+    trainer.strategy.weight = trainer.model.weights[0]
+    before = trainer.model.get_weights()
+    with pytest.raises(VerificationError, match=f"differ from plain Keras on one device: {value}"):
+        trainer.fit(X, Y, batch_size=13, verbose=0)
+    for weight, value_before in zip(trainer.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value_before)
+
+
+def test_right_strategy_passes() -> None:
+    """Moments per replica are compared on the same rows; Adam enlarges the rounding of a bias."""
+    trainer = Trainer(build, "mirrored", devices=2, verify="off")
+    lines = trainer.verify(X, Y, steps=2, batch_size=13).splitlines()
+    assert [line.partition(" match")[0] for line in lines] == [
+        f"verified: 2 {loop} steps" for loop in ("train", "test", "predict")
+    ]
+
+
+def test_leaves_no_trace() -> None:
+    """Weights, random numbers, attributes and lists are as without the check."""
+    results = []
+    for verify in ("off", 2):
+        np.random.seed(3)
+        Counting.calls, Counting.random = calls, _ = [], np.random.default_rng(5)
+        trainer = Trainer(lambda: build(Counting, run_eagerly=True), "one_device", verify=verify)
+        calls.clear()  # what building the step ran
+        history = trainer.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
+        steps = trainer.model.layers[3].steps
+        results.append((history["loss"], len(calls), steps, np.random.random()))
+    assert results[0] == results[1]
+
+
+def test_runs_by_default_for_code_of_the_user(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TFDIST_VERIFY", raising=False)
+    for kind, status in ((layers.Identity, "not necessary"), (Counting, "verified: 2 train steps")):
+        Counting.calls, Counting.random = [], np.random.default_rng(5)
+        trainer = Trainer(lambda kind=kind: build(kind), "one_device")
+        trainer.fit(X, Y, batch_size=13, verbose=2)
+        assert trainer.describe()["verified"].startswith(status)
+        assert ("verified: 2" in capsys.readouterr().out) is (kind is Counting)
+
+
+def test_invalid_mode() -> None:
+    with pytest.raises(ConfigurationError, match="expected 'off', 'first', or a number of steps"):
+        Trainer(build, verify="always")  # type: ignore[arg-type]

@@ -1,0 +1,233 @@
+"""What the steps of a model change besides their results, and how to restore it.
+
+That is variables, the random states of Python, NumPy and TensorFlow, and values that the user's
+functions read or set: attributes, global names, closures, containers, arrays and generators.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import functools
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.upstream import keras_model
+from tfdist.upstream.keras_optimizers import optimizers_of
+from tfdist.upstream.keras_variables import ShardedVariable, values_of
+from tfdist.upstream.tensorflow_runtime import random_state
+
+#: Packages whose code keeps no values of the user.
+_LIBRARIES = sys.stdlib_module_names | {
+    *("keras", "keras_hub", "keras_rs", "tensorflow", "numpy", "tfdist", "recipes", "pipelines")
+}
+_IMMUTABLE = (int, float, complex, str, bytes, type(None), tuple, frozenset, np.generic)
+#: Larger containers and arrays are data, which a step does not change.
+_MAX_ELEMENTS, _MAX_BYTES = 1000, 1 << 20
+
+
+def participants(model: keras.Model) -> list[Any]:
+    """Returns the objects whose code runs in a model's steps, and functions that they hold."""
+    config = keras_model.compile_config(model)
+    compiled = keras.tree.flatten(list(config.config.values())) if config else []
+    objects = keras_model.flatten_layers(model) + optimizers_of(model)
+    objects += [*keras_model.metrics_of(model), *compiled]
+    for owner in list(objects):
+        for value in getattr(owner, "__dict__", {}).values():
+            several = value.values() if isinstance(value, dict) else value
+            parts = several if isinstance(several, (list, tuple)) else [value]
+            objects += [part for part in parts if callable(part) and is_users(part)]
+    return list({id(one): one for one in objects}.values())
+
+
+def user_code(model: keras.Model) -> list[str]:
+    """Returns the names of classes and functions in a model's steps that no library defines."""
+    users = filter(is_users, participants(model))
+    return list(dict.fromkeys(getattr(one, "__qualname__", type(one).__name__) for one in users))
+
+
+def is_users(value: Any) -> bool:
+    """Returns whether a value is a function or an instance of a class of the user's code."""
+    if isinstance(value, functools.partial):
+        return is_users(value.func)
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        return _is_of_user(value.__module__)
+    return any(_is_of_user(kind.__module__) for kind in type(value).__mro__)
+
+
+def _is_of_user(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] not in _LIBRARIES
+
+
+class ProgramState:
+    """The state of a program between two steps.
+
+    Args:
+        model: A built model.
+        variables: The variables that its steps change.
+    """
+
+    def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
+        self._variables: dict[int, Any] = {}
+        self._restore: list[Callable[[], Any]] = []
+        self._seen: dict[int, Any] = {}
+        for one in participants(model):
+            if is_users(one):
+                self._note_user(one)
+        if (generator := keras_model.global_generator()) is not None:
+            self._note(generator)
+        for variable in variables:
+            self._note(variable)
+        self._values = [(v, v.read_value()) for v in self._variables.values()]
+        numpy_state, python_state = np.random.get_state(), random.getstate()
+        self._restore += [
+            lambda: np.random.set_state(numpy_state),
+            lambda: random.setstate(python_state),
+            random_state(),
+        ]
+
+    def restore(self) -> None:
+        """Restores everything, so that the next step computes what it would have computed."""
+        for variable, value in self._values:
+            variable.assign(value)
+        for restore in self._restore:
+            restore()
+
+    def _note_user(self, value: Any) -> None:
+        """Notes the values that an object or a function of the user may change."""
+        if isinstance(value, functools.partial):
+            return self._note_user(value.func)
+        if isinstance(value, (types.FunctionType, types.MethodType)):
+            return self._note(value)
+        names = set[str]()
+        for function in _functions_of(type(value)):
+            names |= _names_in(function.__code__)
+            self._note(function)
+        for kind in filter(lambda base: _is_of_user(base.__module__), type(value).__mro__):
+            for name in sorted(names & vars(kind).keys()):
+                self._note_attribute(kind, name, vars(kind)[name])
+        attributes = vars(value)
+        for name in names & attributes.keys():
+            self._note_item(attributes, name)
+        absent = names - attributes.keys()
+
+        def forget_new() -> None:
+            for name in absent & attributes.keys():
+                if isinstance(attributes[name], _IMMUTABLE):
+                    del attributes[name]
+
+        self._restore.append(forget_new)
+        return None
+
+    def _note_attribute(self, owner: Any, name: str, value: Any) -> None:
+        if isinstance(value, _IMMUTABLE):
+            self._restore.append(lambda: setattr(owner, name, value))
+        self._note(value)
+
+    def _note_item(self, owner: MutableMapping[str, Any], name: str) -> None:
+        value = owner[name]
+        if isinstance(value, _IMMUTABLE):
+            self._restore.append(lambda: owner.__setitem__(name, value))
+        self._note(value)
+
+    def _note(self, value: Any) -> None:
+        """Notes a value that can change in place, and what it consists of."""
+        if id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, keras.random.SeedGenerator):
+            self._note(value.state)
+        elif isinstance(value, keras.Variable):
+            parts = value.parts if isinstance(value, ShardedVariable) else []
+            for one in [*values_of(value), *parts]:
+                self._note(one)
+        elif isinstance(value, tf.random.Generator):
+            self._note(value.state)
+        elif isinstance(value, tf.Variable):
+            if value.dtype != tf.string:
+                self._variables[id(value)] = value
+        elif isinstance(value, types.MethodType):
+            self._note(value.__func__)
+        elif isinstance(value, types.FunctionType):
+            self._note_function(value)
+        elif restore := _restores_in_place(value):
+            self._restore.append(restore)
+        if isinstance(value, (list, tuple, dict, set, collections.deque)):
+            if len(value) <= _MAX_ELEMENTS:
+                for element in value.values() if isinstance(value, dict) else value:
+                    self._note(element)
+        elif is_users(value) and not isinstance(value, (type, types.FunctionType, keras.Layer)):
+            self._note_instance(value)
+
+    def _note_function(self, function: types.FunctionType) -> None:
+        if not _is_of_user(function.__module__):
+            return
+        for name in _names_in(function.__code__) & function.__globals__.keys():
+            if not name.startswith("__"):
+                self._note_item(function.__globals__, name)
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            self._note_attribute(cell, "cell_contents", content)
+        for default in function.__defaults__ or ():
+            self._note(default)
+
+    def _note_instance(self, value: Any) -> None:
+        """Notes the attributes of an object that is not Keras's."""
+        attributes = getattr(value, "__dict__", None)
+        if not isinstance(attributes, dict) or isinstance(value, types.ModuleType):
+            return
+        for name in list(attributes):
+            self._note_item(attributes, name)
+
+
+def _functions_of(kind: type) -> Iterator[types.FunctionType]:
+    """Yields the functions that the user's classes among a class and its bases define."""
+    for base in kind.__mro__:
+        for value in vars(base).values() if _is_of_user(base.__module__) else ():
+            if isinstance(value, property):
+                value = value.fget
+            value = getattr(value, "__func__", getattr(value, "python_function", value))
+            value = getattr(value, "__wrapped__", value)
+            if isinstance(value, types.FunctionType):
+                yield value
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Returns the global names and the attributes that code uses, also in inner functions."""
+    inner = [_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _restores_in_place(value: Any) -> Callable[[], Any] | None:
+    """Returns a function that gives a mutable value its current content again."""
+    if isinstance(value, np.random.Generator):
+        state = value.bit_generator.state
+        return lambda: setattr(value.bit_generator, "state", state)
+    if isinstance(value, np.random.RandomState):
+        return functools.partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    if isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES and value.flags.writeable:
+        return functools.partial(np.copyto, value, value.copy())
+    if isinstance(value, list):
+        elements = list(value)
+        return lambda: list.__setitem__(value, slice(None), elements)
+    if isinstance(value, (dict, set, collections.deque)):
+        content: Any = copy.copy(value)
+
+        def restore() -> None:
+            value.clear()
+            value.extend(content) if isinstance(value, collections.deque) else value.update(content)
+
+        return restore
+    return None
