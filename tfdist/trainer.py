@@ -41,7 +41,7 @@ from tfdist.upstream.keras_model import overrides
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _on_all_workers(method: Method) -> Method:
+def on_all_workers(method: Method) -> Method:
     """Wraps a method that all workers call together, so that they also stop together.
 
     Errors caused by a lost worker are reported as such. During the call, `keras.remat` is replaced
@@ -198,7 +198,7 @@ class Trainer:
         self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
         self.stats = self._training.throughput
 
-    @_on_all_workers
+    @on_all_workers
     @honor_overrides
     def fit(
         self,
@@ -269,7 +269,7 @@ class Trainer:
         self._skip_used_data = checkpoints.skip_used_data
         return self.model.history
 
-    @_on_all_workers
+    @on_all_workers
     @honor_overrides
     def evaluate(
         self,
@@ -301,7 +301,7 @@ class Trainer:
             return dict(sorted(logs.items()))  # in the order of Keras
         return keras_training.in_order_of_metrics(self.model, logs)
 
-    @_on_all_workers
+    @on_all_workers
     @honor_overrides
     def predict(
         self,
@@ -324,7 +324,7 @@ class Trainer:
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         return keras_loops.predict(self._outer, handler, callbacks)
 
-    @_on_all_workers
+    @on_all_workers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the model on rank 0, and returns on every rank when the file is complete.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import keras
@@ -262,6 +262,21 @@ def xla_on_demand() -> Any:
 def use_xla_on_demand(model: keras.Model) -> None:
     """Makes a model use XLA only with `jit_compile=True`, also when it is compiled again."""
     replace(model, "_resolve_auto_jit_compile", lambda: False)
+
+
+def use_xla_by_default(model: keras.Model) -> None:
+    """Undoes `use_xla_on_demand`."""
+    vars(model).pop("_resolve_auto_jit_compile", None)
+
+
+def without_default_xla(model: keras.Model, active: bool) -> Any:
+    """Returns a context in which a model uses XLA only if it was compiled with `jit_compile=True`.
+
+    For a model that `compile` has already given `_jit_compile=True` because of `"auto"`.
+    """
+    if not active or not model.compiled or compile_config(model).config["jit_compile"] != "auto":
+        return nullcontext()
+    return replaced(model, "_jit_compile", False)
 
 
 def build_by_shapes(model: keras.Model, x: Any) -> None:

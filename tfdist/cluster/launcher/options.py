@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist.cluster.launcher.plan import parse_hosts
@@ -24,6 +25,10 @@ _DESCRIPTION = "Starts the workers of a run, and terminates all of them when one
 _PORT, _NAME = 12300, "tfdist"
 _PLACEMENT_SECONDS = 300
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+#: The module that distributes a script that does not import tfdist.
+SCRIPT_MODULE = "tfdist.script"
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Part of the host names of pods, which have at most 63 characters.
@@ -100,10 +105,26 @@ def parse(arguments: Sequence[str]) -> Options:
     flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
     most = known.elastic[1] if known.elastic else 0
     flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or most or 2
-    flags["command"] = (sys.executable, *command) if _is_script(command[0]) else tuple(command)
+    flags["command"] = _started(command)
     options = Options(**flags)
     _check(options)
     return options
+
+
+def _started(command: Sequence[str]) -> tuple[str, ...]:
+    """Returns the program and the arguments that each worker runs.
+
+    A script runs with Python, and with `tfdist.script` if it uses Keras or TensorFlow and not
+    tfdist. A command after `--` stays as it is.
+    """
+    if not _is_script(command[0]):
+        return tuple(command)
+    path = Path(command[0])
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    imported = {found[1] for found in _IMPORT.finditer(text)}
+    if imported & {"keras", "tensorflow"} and "tfdist" not in imported:
+        return (sys.executable, "-m", SCRIPT_MODULE, *command)
+    return (sys.executable, *command)
 
 
 def _split_command(
