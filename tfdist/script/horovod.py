@@ -31,7 +31,7 @@ class Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        if fullname not in (*_KERAS, _NATIVE):
+        if fullname not in (*_KERAS, _NATIVE) or _importer() in ("tfdist", "horovod"):
             return None
         return ModuleSpec(fullname, self, is_package=True)
 
@@ -51,6 +51,14 @@ class Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Does nothing: the module is complete."""
+
+
+def _importer() -> str:
+    """Returns the package whose code imports a module now."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 @contextmanager

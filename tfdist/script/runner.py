@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from pipelines import storage
@@ -70,7 +71,41 @@ def active() -> Runner | None:
 
 
 class ScriptTrainer(Trainer):
-    """The trainer of a script's model, with Keras's methods for one batch."""
+    """The trainer of a script's model, with Keras's methods for one batch.
+
+    Some strategies replace the `tf.Variable` of a weight. A `tf.function` of the script that was
+    traced before still reads the original one, which therefore gets the values after each call.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Strategy, **options: Any) -> None:
+        #: By `id` of a weight: the resource of its variable, and the value after the last call.
+        #: The resource exists as long as a function captures it.
+        self._originals: dict[int, tuple[weakref.ref[Any], Any]] = {
+            id(v): (weakref.ref(v.value.handle), None) for v in model.variables
+        }
+        super().__init__(lambda: model, strategy, **options)
+
+    def _replaced(self) -> Iterator[tuple[keras.Variable, Any, Any]]:
+        """Yields weights, resources and values where a function still has the resource."""
+        for weight in self.model.variables if self._originals else ():
+            reference, value = self._originals.get(id(weight), (lambda: None, None))
+            handle, now = reference(), keras_model.variable_of(weight)
+            if handle is not None and (now is None or now.handle is not handle):
+                yield weight, handle, value
+
+    def take_from_originals(self) -> None:
+        """Assigns to the weights what a function of the script wrote since the last call."""
+        for weight, handle, value in self._replaced():
+            written = tf.raw_ops.ReadVariableOp(resource=handle, dtype=weight.dtype)
+            if value is not None and not np.array_equal(written, value):
+                weight.assign(written)
+
+    def give_to_originals(self) -> None:
+        """Assigns the weights to the original variables that functions of the script read."""
+        for weight, handle, _ in self._replaced():
+            value = tf.convert_to_tensor(weight.value)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            self._originals[id(weight)] = weakref.ref(handle), value
 
     @on_all_workers
     def train_on_batch(
@@ -184,6 +219,12 @@ class Runner:
         """Creates a strategy for the models that are trained for the first time from now on."""
         tensorflow_runtime.start_without_hook()
         created = self.strategy_object = strategies.create(strategy, devices, **options)
+        if created.is_chief:
+            devices = ", ".join(created.devices)
+            print(
+                f"tfdist: strategy {created.name}, {created.num_replicas} replicas ({devices})",
+                file=sys.stderr,
+            )
         if created.num_replicas > 1:  # replicas may have all-reduces, which XLA cannot compile
             self._stack.enter_context(keras_model.xla_on_demand())
         return created
@@ -215,11 +256,17 @@ class Runner:
         self.close()
 
     def _use_distribution(self, value: Any) -> None:
-        """Honors `keras.distribution.set_distribution`, which Keras ignores on TensorFlow."""
-        if value is None:
-            self.use(self._options.strategy, self._options.devices)
-            return
-        self.use(value)
+        """Honors `keras.distribution.set_distribution`, which Keras ignores on TensorFlow.
+
+        Over several processes, `DataParallel` is what their strategy does.
+        """
+        is_data_parallel = isinstance(value, keras.distribution.DataParallel)
+        if not self.chooses_strategy or (cluster.size() > 1 and is_data_parallel):
+            self.connect()
+        elif value is None:
+            self.use(strategies.AUTO)
+        else:
+            self.use(value)
 
     # ---- fit, evaluate, predict, and one batch ----
 
@@ -246,6 +293,7 @@ class Runner:
         self._running = True
         try:
             trainer = self._trainer(model)
+            trainer.take_from_originals()
             with keras_model.without_default_xla(model, trainer.strategy.num_replicas > 1):
                 if name == "fit":
                     self._begin_fit(trainer)
@@ -258,6 +306,8 @@ class Runner:
             warnings.warn(f"{what} runs on one device: {first_line(error)}", stacklevel=3)
             return original(model, *args, **options)
         finally:
+            if _TRAINER in vars(model):
+                vars(model)[_TRAINER].give_to_originals()
             self._running = False
 
     def _takes(self, model: keras.Model) -> bool:
@@ -279,7 +329,7 @@ class Runner:
             options = self._options
             # `verify` is passed on here, once `Trainer` has it.
             trainer = ScriptTrainer(
-                lambda: model,
+                model,
                 self.connect(),
                 accumulate=options.accumulate,
                 sync_batch_norm=options.sync_batch_norm,

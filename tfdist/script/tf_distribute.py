@@ -65,7 +65,10 @@ class _WorkerData:
         if self._num_local == 1:
             return dataset
         first = tf.nest.flatten(next(iter(dataset)))[0]
-        return dataset.rebatch(self._num_local * int(first.shape[0]))
+        merged, size = dataset.rebatch(self._num_local * int(first.shape[0])), dataset.cardinality()
+        if size > 0:  # `rebatch` does not keep it, and `fit` handles unknown sizes differently
+            size = -(-size // self._num_local)
+        return merged.apply(tf.data.experimental.assert_cardinality(size))
 
 
 class Facade(tf.distribute.Strategy):

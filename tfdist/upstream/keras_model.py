@@ -160,6 +160,11 @@ def take_replaced_by(function: Callable[..., Any]) -> Any:
     return replaced(backend.numpy, "take", functools.partial(function, backend.numpy.take))
 
 
+def variable_of(variable: keras.Variable) -> tf.Variable | None:
+    """Returns the `tf.Variable` of a weight, in `Variable._value`; None if it is sharded."""
+    return vars(variable).get("_value")
+
+
 def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
     """Returns rows of a variable, autocast, without reading the others.
 
