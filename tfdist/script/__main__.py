@@ -49,7 +49,7 @@ def _main(arguments: Sequence[str] | None) -> None:
             _execute(path, values.arguments)
         except TfdistError as error:
             if line := tracebacks.line_of(error):
-                print(f"{line}", file=sys.stderr)
+                print(line, file=sys.stderr)
             raise
 
 

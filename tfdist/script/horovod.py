@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from tfdist.script import runner
+from tfdist.upstream.patching import calling_package
 
 _KERAS = ("horovod.keras", "horovod.tensorflow.keras")
 _NATIVE = "horovod.tensorflow"
@@ -31,7 +32,7 @@ class Finder(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        if fullname not in (*_KERAS, _NATIVE) or _importer() in ("tfdist", "horovod"):
+        if fullname not in (*_KERAS, _NATIVE) or calling_package() in ("tfdist", "horovod"):
             return None
         return ModuleSpec(fullname, self, is_package=True)
 
@@ -51,14 +52,6 @@ class Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Does nothing: the module is complete."""
-
-
-def _importer() -> str:
-    """Returns the package whose code imports a module now."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 @contextmanager

@@ -19,7 +19,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from pipelines import storage
 from tfdist import cluster, strategies
 from tfdist.console import tracebacks
 from tfdist.errors import ConfigurationError, UnsupportedModelError, first_line
@@ -168,6 +167,7 @@ class Runner:
         self.left_to = ""
         self._running = False
         self._num_fits = 0
+        self._strategies: dict[str, Strategy] = {}
         self._models = weakref.WeakSet[keras.Model]()
         self._backend = os.environ.get("KERAS_BACKEND")
         self._stack = ExitStack()
@@ -217,14 +217,18 @@ class Runner:
 
     def use(self, strategy: Any, devices: Any = None, **options: Any) -> Strategy:
         """Creates a strategy for the models that are trained for the first time from now on."""
-        tensorflow_runtime.start_without_hook()
-        created = self.strategy_object = strategies.create(strategy, devices, **options)
+        key = f"{strategy!r} {devices!r} {options!r}"
+        if key not in self._strategies:
+            tensorflow_runtime.start_without_hook()
+            self._strategies[key] = self._created(strategy, devices, options)
+        self.strategy_object = self._strategies[key]
+        return self.strategy_object
+
+    def _created(self, strategy: Any, devices: Any, options: dict[str, Any]) -> Strategy:
+        created = strategies.create(strategy, devices, **options)
         if created.is_chief:
-            devices = ", ".join(created.devices)
-            print(
-                f"tfdist: strategy {created.name}, {created.num_replicas} replicas ({devices})",
-                file=sys.stderr,
-            )
+            names, number = ", ".join(created.devices), created.num_replicas
+            print(f"tfdist: strategy {created.name}, replicas: {number} ({names})", file=sys.stderr)
         if created.num_replicas > 1:  # replicas may have all-reduces, which XLA cannot compile
             self._stack.enter_context(keras_model.xla_on_demand())
         return created
@@ -359,13 +363,16 @@ class Runner:
         self._num_fits += 1
         if not cluster.is_chief():
             return
-        folder = storage.at(os.fspath(checkpoints.folder))
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / _FITS
-        lines = path.read_text().splitlines() if path.exists() else []
+        tf.io.gfile.makedirs(folder := os.fspath(checkpoints.folder))
+        path = os.path.join(folder, _FITS)  # noqa: PTH118 - may be a URL
+        lines = []
+        if tf.io.gfile.exists(path):
+            with tf.io.gfile.GFile(path) as file:
+                lines = file.read().splitlines()
         position = f"fit {self._num_fits}: {tracebacks.caller()}"
         if len(lines) < self._num_fits:
-            path.write_text("\n".join([*lines, position, ""]))
+            with tf.io.gfile.GFile(path, "w") as file:
+                file.write("\n".join([*lines, position, ""]))
         elif lines[self._num_fits - 1] != position:
             raise ConfigurationError(
                 f"{path} has checkpoints of another script, or of this one before it was edited: "

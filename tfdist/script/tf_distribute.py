@@ -8,23 +8,38 @@ nothing, and its number of replicas is that of tfdist's strategy.
 from __future__ import annotations
 
 import ast
-import functools
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
-from tfdist.upstream.patching import all_replaced, replaced
+from tfdist.upstream.patching import all_replaced, calling_package, replaced
 
 if TYPE_CHECKING:
-    from tfdist.script.runner import Runner
     from tfdist.strategies.base import Strategy
+
+
+class Runner(Protocol):
+    """What a facade needs of the runner that trains the models."""
+
+    strategy_object: Strategy | None
+    script_knows_rank: bool
+
+    @property
+    def chooses_strategy(self) -> bool:
+        """Whether the user left the choice to tfdist or to the script."""
+
+    def connect(self) -> Strategy:
+        """Returns the current strategy, which is created on the first call."""
+
+    def use(self, strategy: Any, devices: Any = None, **options: Any) -> Strategy:
+        """Creates another strategy, and makes it the current one."""
+
 
 #: tfdist's strategy for each of TensorFlow's, in one process.
 _NAMES = {
@@ -137,7 +152,7 @@ def replaced_strategies(runner: Runner) -> Iterator[None]:
     plain = tf.distribute.get_strategy
 
     def get_strategy() -> tf.distribute.Strategy:
-        return plain() if _called_by_library() else Facade(runner, runner.connect())
+        return plain() if calling_package() in _LIBRARIES else Facade(runner, runner.connect())
 
     with ExitStack() as stack:
         for module in (tf.distribute, tf.distribute.experimental):
@@ -151,17 +166,11 @@ def replaced_strategies(runner: Runner) -> Iterator[None]:
         yield
 
 
-def _called_by_library() -> bool:
-    """Returns whether the caller of the caller is Keras, TensorFlow or tfdist."""
-    package = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
-    return package in _LIBRARIES
-
-
 def _constructor(runner: Runner, name: str, plain: type) -> type[Facade]:
     """Returns a class in the place of a strategy of TensorFlow, for `isinstance` too."""
 
     def __new__(cls: type, *args: Any, **options: Any) -> Any:  # noqa: N807
-        return plain(*args, **options) if _called_by_library() else object.__new__(cls)
+        return plain(*args, **options) if calling_package() in _LIBRARIES else object.__new__(cls)
 
     def __init__(self: Facade, *args: Any, **options: Any) -> None:  # noqa: N807
         if name in _REFUSED:
@@ -169,12 +178,6 @@ def _constructor(runner: Runner, name: str, plain: type) -> type[Facade]:
         Facade.__init__(self, runner, _strategy(runner, name, *args, **options))
 
     return type(name, (Facade,), {"__new__": __new__, "__init__": __init__})
-
-
-@functools.cache
-def _cached(runner: Runner, name: str, devices: tuple[str, ...] | None, at: str | None) -> Strategy:
-    options = {} if at is None else {"parameter_device": at}
-    return runner.use(name, None if devices is None else list(devices), **options)
 
 
 def _strategy(
@@ -195,8 +198,9 @@ def _strategy(
     if name == "MultiWorkerMirroredStrategy" or not devices:
         names = None
     else:
-        names = (devices,) if isinstance(devices, str) else tuple(devices)
-    return _cached(runner, _NAMES[name], names, parameter_device)
+        names = [devices] if isinstance(devices, str) else list(devices)
+    given = {} if parameter_device is None else {"parameter_device": parameter_device}
+    return runner.use(_NAMES[name], names, **given)
 
 
 def custom_loop(path: Path) -> str:

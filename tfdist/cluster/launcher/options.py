@@ -83,9 +83,14 @@ class Options:
 
     @property
     def resuming(self) -> Options:
-        """The same options, with `--resume auto` for a training command without `--resume`."""
-        has_flag = any(word.partition("=")[0] == "--resume" for word in self.command)
-        if not self.is_training_command or has_flag:
+        """The same options, with `--resume auto` for a training command without `--resume`.
+
+        Also for `tfdist.script` with `--checkpoints`.
+        """
+        flags = {word.partition("=")[0] for word in self.command}
+        if self.command[1:3] == ("-m", SCRIPT_MODULE) and "--checkpoints" in flags:
+            return replace(self, command=(*self.command[:3], "--resume", "auto", *self.command[3:]))
+        if not self.is_training_command or "--resume" in flags:
             return self
         return replace(self, command=(*self.command, "--resume", "auto"))
 
@@ -114,8 +119,8 @@ def parse(arguments: Sequence[str]) -> Options:
 def _started(command: Sequence[str]) -> tuple[str, ...]:
     """Returns the program and the arguments that each worker runs.
 
-    A script runs with Python, and with `tfdist.script` if it uses Keras or TensorFlow and not
-    tfdist. A command after `--` stays as it is.
+    A script runs with Python; with `tfdist.script` if it imports Keras or TensorFlow and does not
+    import tfdist. Any other command, such as `-- python SCRIPT.py`, stays as it is.
     """
     if not _is_script(command[0]):
         return tuple(command)
