@@ -14,17 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """How the models of a script are trained; arguments of `distribute`.
-
-    Attributes:
-        strategy: As for `Trainer`.
-        devices: As for `Trainer`.
-        accumulate: As for `Trainer`.
-        sync_batch_norm: As for `Trainer`.
-        remat: As for `Trainer`.
-        checkpoints: Where each `fit` saves checkpoints, in a folder of its own.
-        fallback: Whether a model that tfdist refuses is trained by Keras on one device.
-    """
+    """How the models of a script are trained: the arguments of `distribute`."""
 
     strategy: str | Strategy = "auto"
     devices: int | str | Sequence[str] | None = None

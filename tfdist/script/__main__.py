@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +28,12 @@ _DESCRIPTION = (
 #: Words of a script that may act differently on each rank.
 _KNOWS_RANK = re.compile(r"TF_CONFIG|task_id|task_type|\brank\b|is_chief")
 
+_LEGACY = re.compile(r"TF_USE_LEGACY_KERAS|^\s*(?:import|from)\s+tf_keras\b", re.MULTILINE)
+_IDLE = (
+    "tfdist: nothing was distributed, because the script called no method such as fit of a Keras "
+    "model. A loop over tf.GradientTape runs on one device, in every process alike."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command, and returns its exit code: 0, or as `tfdist.console.command.run`."""
@@ -45,8 +51,11 @@ def _main(arguments: Sequence[str] | None) -> None:
     with ExitStack() as stack:
         stack.enter_context(interrupts.preemption_raises())
         try:
-            _prepare(values, path, stack)
+            active = _prepare(values, path, stack)
             _execute(path, values.arguments)
+            cluster.end()
+            if active.is_idle:
+                print(_IDLE, file=sys.stderr)
         except TfdistError as error:
             if line := tracebacks.line_of(error):
                 print(line, file=sys.stderr)
@@ -99,8 +108,14 @@ def _fix_hashes(values: Any) -> None:
         os.execv(sys.executable, sys.orig_argv)
 
 
-def _prepare(values: Any, path: Path, stack: ExitStack) -> None:
-    """Installs what the script needs, before it runs."""
+def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
+    """Installs what the script needs, before it runs, and returns the runner."""
+    text = path.read_text(errors="replace")
+    if _LEGACY.search(text) or os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        raise ConfigurationError(
+            f"{path} uses Keras 2 (tf_keras, TF_USE_LEGACY_KERAS), but tfdist distributes Keras 3. "
+            "Run it with python, or move it to Keras 3: https://keras.io/guides/migrating_to_keras_3."
+        )
     import keras
 
     from tfdist.script import horovod, runner, tf_distribute
@@ -117,7 +132,6 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> None:
         _checkpoints(values),
         values.fallback,
     )
-    text = path.read_text(errors="replace")
     active = runner.start(options)
     stack.callback(runner.stop)
     if loop := tf_distribute.custom_loop(path):
@@ -127,10 +141,10 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> None:
             file=sys.stderr,
         )
         active.leave("a custom loop over tf.distribute")
-        return
+        return active
     if re.search(r"^\s*(import|from)\s+horovod\b", text, re.M):
         active.leave("Horovod")
-        return
+        return active
     active.script_knows_rank = bool(_KNOWS_RANK.search(text))
     if values.precision:
         keras.config.set_dtype_policy(values.precision)
@@ -138,6 +152,7 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> None:
         keras.utils.set_random_seed(values.seed or 0)
     stack.enter_context(runner.quiet_ranks())
     active.connect_before_start()
+    return active
 
 
 def _devices(text: str | None) -> int | list[str] | None:
@@ -160,6 +175,8 @@ def _execute(path: Path, arguments: Sequence[str]) -> None:
     vars(module).update(__file__=str(path), __builtins__=__builtins__)
     sys.modules["__main__"] = module
     sys.argv = [str(path), *arguments]
+    with suppress(ValueError):
+        sys.path.remove(str(Path.cwd()))  # from `python -m`
     sys.path.insert(0, str(path.resolve().parent))
     exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
 

@@ -80,7 +80,9 @@ class ScriptTrainer(Trainer):
         #: By `id` of a weight: the resource of its variable, and the value after the last call.
         #: The resource exists as long as a function captures it.
         self._originals: dict[int, tuple[weakref.ref[Any], Any]] = {
-            id(v): (weakref.ref(v.value.handle), None) for v in model.variables
+            id(weight): (weakref.ref(variable.handle), None)
+            for weight in model.variables
+            if (variable := keras_model.variable_of(weight)) is not None
         }
         super().__init__(lambda: model, strategy, **options)
 
@@ -166,7 +168,7 @@ class Runner:
         self.script_knows_rank = False
         self.left_to = ""
         self._running = False
-        self._num_fits = 0
+        self._num_fits, self._num_trainers = 0, 0
         self._strategies: dict[str, Strategy] = {}
         self._models = weakref.WeakSet[keras.Model]()
         self._backend = os.environ.get("KERAS_BACKEND")
@@ -187,6 +189,11 @@ class Runner:
             )
             for module in (keras.saving, keras.models):
                 yield replaced(module, "save_model", self._file(keras.saving.save_model))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the script has trained no model, and does not distribute itself."""
+        return not (self.left_to or self._num_trainers)
 
     def close(self) -> None:
         """Removes the patches, and the trainers from the models."""
@@ -279,7 +286,8 @@ class Runner:
 
         @functools.wraps(original)
         def call(model: keras.Model, *args: Any, **options: Any) -> Any:
-            if not self._takes(model):
+            has_loss = model.compiled or original.__name__.startswith("predict")
+            if not (has_loss and self._takes(model)):
                 return original(model, *args, **options)
             return self._run(model, original, args, options)
 
@@ -342,6 +350,7 @@ class Runner:
             model_files.write_on_all(model)  # the runner's own methods write on the chief
             replace(model, _TRAINER, trainer)
             self._models.add(model)
+            self._num_trainers += 1
         return trainer
 
     def _check_backend(self) -> None:

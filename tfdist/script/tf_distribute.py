@@ -12,34 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ConfigurationError
+from tfdist.strategies.base import Strategy
 from tfdist.upstream.patching import all_replaced, calling_package, replaced
-
-if TYPE_CHECKING:
-    from tfdist.strategies.base import Strategy
-
-
-class Runner(Protocol):
-    """What a facade needs of the runner that trains the models."""
-
-    strategy_object: Strategy | None
-    script_knows_rank: bool
-
-    @property
-    def chooses_strategy(self) -> bool:
-        """Whether the user left the choice to tfdist or to the script."""
-
-    def connect(self) -> Strategy:
-        """Returns the current strategy, which is created on the first call."""
-
-    def use(self, strategy: Any, devices: Any = None, **options: Any) -> Strategy:
-        """Creates another strategy, and makes it the current one."""
-
 
 #: tfdist's strategy for each of TensorFlow's, in one process.
 _NAMES = {
@@ -90,11 +70,11 @@ class Facade(tf.distribute.Strategy):
     """Stands for a strategy of TensorFlow that the script created.
 
     Args:
-        runner: Trains the models.
+        runner: The `Runner` that trains the models.
         strategy: tfdist's strategy.
     """
 
-    def __init__(self, runner: Runner, strategy: Strategy) -> None:
+    def __init__(self, runner: Any, strategy: Strategy) -> None:
         self._runner, self._strategy = runner, strategy
 
     @property
@@ -147,7 +127,7 @@ class Facade(tf.distribute.Strategy):
 
 
 @contextmanager
-def replaced_strategies(runner: Runner) -> Iterator[None]:
+def replaced_strategies(runner: Any) -> Iterator[None]:
     """Replaces the constructors of `tf.distribute`, and `get_strategy`, within the block."""
     plain = tf.distribute.get_strategy
 
@@ -166,7 +146,7 @@ def replaced_strategies(runner: Runner) -> Iterator[None]:
         yield
 
 
-def _constructor(runner: Runner, name: str, plain: type) -> type[Facade]:
+def _constructor(runner: Any, name: str, plain: type) -> type[Facade]:
     """Returns a class in the place of a strategy of TensorFlow, for `isinstance` too."""
 
     def __new__(cls: type, *args: Any, **options: Any) -> Any:  # noqa: N807
@@ -181,7 +161,7 @@ def _constructor(runner: Runner, name: str, plain: type) -> type[Facade]:
 
 
 def _strategy(
-    runner: Runner,
+    runner: Any,
     name: str,
     devices: Any = None,
     parameter_device: str | None = None,

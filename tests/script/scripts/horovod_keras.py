@@ -12,10 +12,7 @@ x = np.random.default_rng(1).random((96, 4)).astype("float32")
 y = x.sum(1, keepdims=True)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
-callbacks = [
-    hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-    hvd.callbacks.MetricAverageCallback(),
-]
+broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
 rows = slice(hvd.rank(), None, hvd.size())
 model.fit(x[rows], y[rows], 16 // hvd.size(), 2, 0, [broadcast], shuffle=False)
 print("=", np.round(model.get_weights()[0].ravel(), 4).tolist())
