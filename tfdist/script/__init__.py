@@ -54,5 +54,10 @@ def distribute(
     """
     runner = importlib.import_module("tfdist.script.runner")
     runner.stop()
-    if strategy is not None:
+    if strategy is None:
+        return
+    try:
         runner.start(Options(strategy, devices, **options)).connect()
+    except BaseException:
+        runner.stop()
+        raise

@@ -26,7 +26,7 @@ _DESCRIPTION = (
     "with the numbers of one device."
 )
 #: Words of a script that may act differently on each rank.
-_KNOWS_RANK = re.compile(r"TF_CONFIG|task_id|task_type|\brank\b|is_chief")
+_KNOWS_RANK = re.compile(r"TF_CONFIG|task_id|task_type|cluster_resolver|is_chief")
 
 _LEGACY = re.compile(r"TF_USE_LEGACY_KERAS|^\s*(?:import|from)\s+tf_keras\b", re.MULTILINE)
 _IDLE = (
@@ -134,6 +134,10 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
     )
     active = runner.start(options)
     stack.callback(runner.stop)
+    if values.precision:
+        keras.config.set_dtype_policy(values.precision)
+    if values.seed is not None:
+        keras.utils.set_random_seed(values.seed)
     if loop := tf_distribute.custom_loop(path):
         print(
             f"{loop}\nThis custom loop runs under TensorFlow's own strategy, as in plain python: "
@@ -146,10 +150,8 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
         active.leave("Horovod")
         return active
     active.script_knows_rank = bool(_KNOWS_RANK.search(text))
-    if values.precision:
-        keras.config.set_dtype_policy(values.precision)
-    if values.seed is not None or _repeats(values):
-        keras.utils.set_random_seed(values.seed or 0)
+    if values.seed is None and _repeats(values):
+        keras.utils.set_random_seed(0)
     stack.enter_context(runner.quiet_ranks())
     active.connect_before_start()
     return active
@@ -178,7 +180,8 @@ def _execute(path: Path, arguments: Sequence[str]) -> None:
     with suppress(ValueError):
         sys.path.remove(str(Path.cwd()))  # from `python -m`
     sys.path.insert(0, str(path.resolve().parent))
-    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    exec(code, vars(module))
 
 
 if __name__ == "__main__":

@@ -160,13 +160,7 @@ def _constructor(runner: Any, name: str, plain: type) -> type[Facade]:
     return type(name, (Facade,), {"__new__": __new__, "__init__": __init__})
 
 
-def _strategy(
-    runner: Any,
-    name: str,
-    devices: Any = None,
-    parameter_device: str | None = None,
-    **options: Any,
-) -> Strategy:
+def _strategy(runner: Any, name: str, *args: Any, **options: Any) -> Strategy:
     """Returns tfdist's strategy for the arguments of one of TensorFlow's.
 
     Over several processes, and if the user has named a strategy or devices, it is the runner's.
@@ -174,13 +168,15 @@ def _strategy(
     """
     if cluster.size() > 1 or not runner.chooses_strategy:
         return runner.connect()
-    devices = options.get("compute_devices") or options.get("device") or devices
-    if name == "MultiWorkerMirroredStrategy" or not devices:
-        names = None
-    else:
-        names = [devices] if isinstance(devices, str) else list(devices)
-    given = {} if parameter_device is None else {"parameter_device": parameter_device}
-    return runner.use(_NAMES[name], names, **given)
+    if name == "MultiWorkerMirroredStrategy":  # its arguments describe the workers
+        return runner.use(_NAMES[name])
+    names = ("devices", "compute_devices", "device")
+    devices = next((options[key] for key in names if key in options), args[0] if args else None)
+    more = {}
+    if name == "CentralStorageStrategy" and (args[1:] or "parameter_device" in options):
+        at = args[1] if args[1:] else options["parameter_device"]
+        more["parameter_device"] = at.upper().removeprefix("/").removeprefix("DEVICE:")
+    return runner.use(_NAMES[name], [devices] if isinstance(devices, str) else devices, **more)
 
 
 def custom_loop(path: Path) -> str:
