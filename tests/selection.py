@@ -179,6 +179,7 @@ CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
     "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
         *("val-files", "validation-files"),
     ),
+    "tests/script/test_in_process.py::test_script_prints_the_numbers_of_one_device": ("sharded",),
     "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
         *("mixed_bfloat16",),
     ),

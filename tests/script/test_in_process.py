@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,34 +39,34 @@ def replaceable() -> list[Any]:
     ]
 
 
-def printed(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Runs a script in this process, and returns its lines with numbers."""
-    path = SCRIPTS / f"{name}.py"
-    exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
-    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("=")]
+def printed(name: str, folder: Path) -> list[str]:
+    """Runs a script in this process, and returns its lines."""
+    path, output = SCRIPTS / f"{name}.py", io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(output):
+        exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__"})
+    return output.getvalue().splitlines()
 
 
-def test_scripts_print_the_numbers_of_one_device(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return printed("models", tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.xdist_group("unchanged scripts")
+@pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
+def test_script_prints_the_numbers_of_one_device(
+    strategy: str, plain: list[str], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    expected = printed("models", capsys)
-    assert len(expected) == 14
-    for strategy in ("mirrored", "sharded"):
-        tfdist.distribute(strategy, devices=2)
-        assert printed("models", capsys) == expected, strategy
-    tfdist.distribute(None)
-    assert printed("models", capsys) == expected
+    assert len(plain) == 14
+    tfdist.distribute(strategy, devices=2)
+    assert printed("models", tmp_path) == plain
 
 
-def test_strategies_of_tensorflow_stand_for_those_of_tfdist(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_strategies_of_tensorflow_stand_for_those_of_tfdist(tmp_path: Path) -> None:
     results = []
     for strategy, devices in (("one_device", 1), ("auto", None)):
         tfdist.distribute(strategy, devices=devices)
-        exec((SCRIPTS / "strategies.py").read_text(), {"__name__": "__main__"})
-        results.append(capsys.readouterr().out.splitlines())
+        results.append(printed("strategies", tmp_path))
     one, several = results
     assert one[:2] == several[:2]
     assert one[2] == "replicas 1 1"
