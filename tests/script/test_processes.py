@@ -31,6 +31,7 @@ def test_launcher_runs_plain_scripts_under_tfdist_script(tmp_path: Path) -> None
         ("import keras", started),
         ("from tensorflow import keras", started),
         ("import keras\nimport tfdist", [sys.executable]),
+        ("import os, keras", started),
         ("import os", [sys.executable]),
     ):
         (path := tmp_path / "train.py").write_text(text)

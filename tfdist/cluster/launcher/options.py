@@ -26,9 +26,9 @@ _PORT, _NAME = 12300, "tfdist"
 _PLACEMENT_SECONDS = 300
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
-#: The module that distributes a script that does not import tfdist.
+#: The module that distributes a script that does not mention tfdist.
 SCRIPT_MODULE = "tfdist.script"
-_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_IMPORTS_KERAS = re.compile(r"^\s*(?:from|import)\s.*\b(?:keras|tensorflow)\b", re.MULTILINE)
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Part of the host names of pods, which have at most 63 characters.
@@ -120,14 +120,13 @@ def _started(command: Sequence[str]) -> tuple[str, ...]:
     """Returns the program and the arguments that each worker runs.
 
     A script runs with Python; with `tfdist.script` if it imports Keras or TensorFlow and does not
-    import tfdist. Any other command, such as `-- python SCRIPT.py`, stays as it is.
+    mention tfdist. Any other command, such as `-- python SCRIPT.py`, stays as it is.
     """
     if not _is_script(command[0]):
         return tuple(command)
     path = Path(command[0])
     text = path.read_text(errors="replace") if path.is_file() else ""
-    imported = {found[1] for found in _IMPORT.finditer(text)}
-    if imported & {"keras", "tensorflow"} and "tfdist" not in imported:
+    if _IMPORTS_KERAS.search(text) and not re.search(r"\btfdist\b", text):
         return (sys.executable, "-m", SCRIPT_MODULE, *command)
     return (sys.executable, *command)
 
