@@ -310,7 +310,9 @@ class Runner:
                 if name == "fit":
                     self._begin_fit(trainer)
                 model_overrides.note_override(trainer, name)
-                return getattr(trainer, name)(*args, **options)
+                result = getattr(trainer, name)(*args, **options)
+            trainer.give_to_originals()
+            return result
         except (ConfigurationError, UnsupportedModelError) as error:
             if not self._options.fallback or self.connect().num_workers > 1:
                 raise
@@ -318,8 +320,6 @@ class Runner:
             warnings.warn(f"{what} runs on one device: {first_line(error)}", stacklevel=3)
             return original(model, *args, **options)
         finally:
-            if _TRAINER in vars(model):
-                vars(model)[_TRAINER].give_to_originals()
             self._running = False
 
     def _takes(self, model: keras.Model) -> bool:
