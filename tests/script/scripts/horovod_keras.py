@@ -9,7 +9,7 @@ hvd.init()
 for gpu in tf.config.experimental.list_physical_devices("GPU"):
     tf.config.experimental.set_memory_growth(gpu, True)
 x = np.random.default_rng(1).random((96, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
+y = 2 * x.sum(1, keepdims=True)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
 broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 hvd.init()
 x = np.random.default_rng(1).random((96, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
+y = 2 * x.sum(1, keepdims=True)
 model = tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
 optimizer, loss = tf.optimizers.SGD(0.1), tf.losses.MeanSquaredError()
 
