@@ -47,6 +47,7 @@ QUICK: dict[str, float] = {
     "tests/tools/plan/test_scaling.py": 1,
     "tests/run/test_catalogue.py": 0.1,
     "tests/run/test_flags.py": 5,
+    "tests/script/test_processes.py::test_launcher_runs_plain_scripts_under_tfdist_script": 0.1,
     "tests/strategies/tensor_parallel/test_rules.py": 0.1,
     "tests/strategies/pipeline/test_bubble.py": 0.1,
     "tests/strategies/pipeline/test_cut.py": 0.1,
@@ -120,6 +121,15 @@ CHECK: dict[str, float] = {
     "tests/run/test_determinism.py": 15,
     "tests/run/test_train_command.py::test_interrupt_saves_the_last_state": 15,
     "tests/strategies/test_strategies.py::test_model_loads_in_plain_keras_without_tfdist": 6,
+    **{
+        f"tests/script/test_processes.py::{test}": 25
+        for test in (
+            *("test_processes_agree_without_a_seed_and_print_once",),
+            *("test_horovod_scripts_run_on_keras_3",),
+            *("test_killed_script_resumes_within_its_second_fit",),
+            *("test_custom_loops_stay_tensorflows",),
+        )
+    },
     "tests/patches/test_batch_norm.py::test_moving_statistics_average_all_replicas": 6,
     "tests/step/test_overflow.py::test_overflow_on_one_replica_skips_the_step_on_all": 10,
     "tests/patches/test_patches.py": 20,
@@ -173,6 +183,7 @@ CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
     "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
         *("val-files", "validation-files"),
     ),
+    "tests/script/test_in_process.py::test_script_prints_the_numbers_of_one_device": ("sharded",),
     "tests/test_precision.py::test_every_policy_trains_and_leaves_the_global_one": (
         *("mixed_bfloat16",),
     ),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tfdist.cluster import rank as rank
     from tfdist.cluster import size as size
     from tfdist.cluster.launcher.notebook import notebook_launch as notebook_launch
+    from tfdist.script import distribute as distribute
     from tfdist.trainer import Trainer as Trainer
 
 _MODULES = (
@@ -51,6 +52,7 @@ _ATTRIBUTES = {
     "Checkpoints": "tfdist.checkpoint.settings",
     "Trainer": "tfdist.trainer",
     "barrier": "tfdist.cluster",
+    "distribute": "tfdist.script",
     "is_chief": "tfdist.cluster",
     "notebook_launch": "tfdist.cluster.launcher.notebook",
     "rank": "tfdist.cluster",
@@ -66,6 +68,7 @@ __all__ = [
     "cluster",
     "compile_cache",
     "devices",
+    "distribute",
     "errors",
     "is_chief",
     "notebook_launch",

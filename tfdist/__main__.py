@@ -15,6 +15,7 @@ from tfdist.errors import ConfigurationError
 #: The module of each command, which has a function `main(arguments)`, and its description.
 COMMANDS = {
     "train": ("tfdist.train", "trains a recipe under a strategy"),
+    "script": ("tfdist.script.__main__", "runs an unchanged Keras script on all devices"),
     "launch": ("tfdist.launch", "starts the workers of a run"),
     "init": ("tfdist.tools.init", "asks six questions and writes a configuration file"),
     "verify": (

@@ -44,7 +44,7 @@ from tfdist.upstream.keras_model import overrides
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _on_all_workers(method: Method) -> Method:
+def on_all_workers(method: Method) -> Method:
     """Wraps a method that all workers call together, so that they also stop together.
 
     Errors caused by a lost worker are reported as such. During the call, `keras.remat` is replaced
@@ -216,7 +216,7 @@ class Trainer:
         model_files.write_on_chief_only(self.model, strategy)
         self.stats = self._training.throughput
 
-    @_on_all_workers
+    @on_all_workers
     @honor_overrides
     def fit(
         self,
@@ -287,7 +287,7 @@ class Trainer:
         self._skip_used_data = checkpoints.skip_used_data
         return self.model.history
 
-    @_on_all_workers
+    @on_all_workers
     @honor_overrides
     def evaluate(
         self,
@@ -319,7 +319,7 @@ class Trainer:
             return dict(sorted(logs.items()))  # in the order of Keras
         return keras_training.in_order_of_metrics(self.model, logs)
 
-    @_on_all_workers
+    @on_all_workers
     @honor_overrides
     def predict(
         self,
@@ -342,7 +342,7 @@ class Trainer:
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         return keras_loops.predict(self._outer, handler, callbacks)
 
-    @_on_all_workers
+    @on_all_workers
     def verify(
         self,
         x: Any,
@@ -389,7 +389,7 @@ class Trainer:
             lines.append(self._self_check.verify(loop, data, function(data), steps))
         return "\n".join(lines)
 
-    @_on_all_workers
+    @on_all_workers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the model on rank 0, and returns on every rank when the file is complete.
 

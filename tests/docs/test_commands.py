@@ -52,6 +52,7 @@ LEFT_OUT = {
 RUN_BY = {
     "tfdist.train": "tests/run",
     "tfdist.launch": "tests/cluster/launcher",
+    "tfdist.script": "tests/script",
     "tfdist.tools.verify": "tests/tools/verify",
     "tfdist.tools.doctor": "tests/tools/doctor",
     "tfdist.cluster.remote": "tests/cluster/remote",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import sysconfig
@@ -49,6 +50,26 @@ def folded(error: BaseException) -> str:
     if not num_hidden:
         return text
     return f"{num_hidden} framework frames are hidden; set {FULL}=1 to show them.\n{text}"
+
+
+def caller() -> str:
+    """Returns the innermost line of the user's files that is running, such as `train.py:12`."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_FRAMEWORKS):
+        frame = frame.f_back
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def line_of(error: BaseException) -> str:
+    """Returns the innermost line of the user's files that led to an error; empty if there is none.
+
+    Example: `train.py, line 12: model.fit(x, y)`.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if not frame.filename.startswith(_FRAMEWORKS):
+            return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+    return ""
 
 
 def show(error: BaseException) -> None:

@@ -136,6 +136,7 @@ def _named(tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
     return [tf.identity(tensor, name=name) for tensor in tensors]
 
 
+@functools.cache  # `tfdist.script` gives scripts another module by that name
 def installed() -> Any:
     """Returns `horovod.tensorflow`.
 

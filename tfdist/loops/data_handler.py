@@ -56,7 +56,8 @@ class DataHandler:
 
     def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
         self.source = x
-        self._steps_per_epoch = limited_steps_per_epoch(options.get("steps_per_epoch"))
+        steps = limited_steps_per_epoch(options.get("steps_per_epoch"))
+        options["steps_per_epoch"] = self._steps_per_epoch = steps
         if callable(x) and not isinstance(x, tf.data.Dataset):
             x = x(strategy.input_context())
             self.own_rows = True

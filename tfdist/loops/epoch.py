@@ -338,7 +338,7 @@ def run(
         state = [per_call.num_steps, stopped, result.checksum, interrupts.pending()]
         columns = [observer.columns(result) for observer in observers]
         all_workers = strategy.gather([*state, *itertools.chain.from_iterable(columns)])
-        _check_same_batches(all_workers[:, 2], step)
+        check_same_batches(all_workers[:, 2], step)
         first = len(state)
         for observer, numbers in zip(observers, columns, strict=True):
             if numbers:
@@ -365,7 +365,7 @@ def _num_steps(
     return data.num_left(num_done, requested, per_call.at_once)
 
 
-def _check_same_batches(checksums: np.ndarray, step: int) -> None:
+def check_same_batches(checksums: np.ndarray, step: int) -> None:
     """Checks that all workers got the same global batches.
 
     Raises:

@@ -39,6 +39,13 @@ def write_on_chief_only(model: keras.Model, strategy: Strategy) -> None:
                 setattr(part, name, functools.partial(_skip, name, strategy.rank))
 
 
+def write_on_all(model: keras.Model) -> None:
+    """Undoes `write_on_chief_only` for the methods of `keras.Model`."""
+    for part in flatten_layers(model):
+        for name in _METHODS:
+            vars(part).pop(name, None)
+
+
 def save(model: keras.Model, strategy: Strategy, path: str | os.PathLike[str]) -> None:
     """Saves a model on rank 0, and returns on every rank when the file is complete.
 

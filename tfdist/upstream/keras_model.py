@@ -235,6 +235,11 @@ def take_replaced_by(function: Callable[..., Any]) -> Any:
     return replaced(backend.numpy, "take", functools.partial(function, backend.numpy.take))
 
 
+def variable_of(variable: keras.Variable) -> tf.Variable | None:
+    """Returns the `tf.Variable` of a weight, in `Variable._value`; None if it is sharded."""
+    return vars(variable).get("_value")
+
+
 def rows_of(variable: keras.Variable, rows: tf.Tensor) -> tf.Tensor:
     """Returns rows of a variable, autocast, without reading the others.
 
@@ -351,6 +356,21 @@ def xla_on_demand() -> Any:
 def use_xla_on_demand(model: keras.Model) -> None:
     """Makes a model use XLA only with `jit_compile=True`, also when it is compiled again."""
     replace(model, "_resolve_auto_jit_compile", lambda: False)
+
+
+def use_xla_by_default(model: keras.Model) -> None:
+    """Undoes `use_xla_on_demand`."""
+    vars(model).pop("_resolve_auto_jit_compile", None)
+
+
+def without_default_xla(model: keras.Model, active: bool) -> Any:
+    """Returns a context in which a model uses XLA only if it was compiled with `jit_compile=True`.
+
+    For a model that `compile` has already given `_jit_compile=True` because of `"auto"`.
+    """
+    if not active or not model.compiled or compile_config(model).config["jit_compile"] != "auto":
+        return nullcontext()
+    return replaced(model, "_jit_compile", False)
 
 
 def build_by_shapes(model: keras.Model, x: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -42,6 +43,18 @@ def all_replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
         for name, value in values.items():
             stack.enter_context(replaced(owner, name, value))
         yield
+
+
+def calling_package(depth: int = 2) -> str:
+    """Returns the top-level package of the code that called, or imports, through `sys._getframe`.
+
+    Args:
+        depth: Number of frames to skip: 1 is the caller of this function, 2 is its caller.
+    """
+    frame: Any = sys._getframe(depth)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def replace(owner: Any, name: str, value: Any) -> None:

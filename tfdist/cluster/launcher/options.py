@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist.cluster.launcher.plan import parse_hosts
@@ -24,6 +25,10 @@ _DESCRIPTION = "Starts the workers of a run, and terminates all of them when one
 _PORT, _NAME = 12300, "tfdist"
 _PLACEMENT_SECONDS = 300
 _PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+#: The module that distributes a script that does not mention tfdist.
+SCRIPT_MODULE = "tfdist.script"
+_IMPORTS_KERAS = re.compile(r"^\s*(?:from|import)\s.*\b(?:keras|tensorflow)\b", re.MULTILINE)
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: Part of the host names of pods, which have at most 63 characters.
@@ -78,9 +83,14 @@ class Options:
 
     @property
     def resuming(self) -> Options:
-        """The same options, with `--resume auto` for a training command without `--resume`."""
-        has_flag = any(word.partition("=")[0] == "--resume" for word in self.command)
-        if not self.is_training_command or has_flag:
+        """The same options, with `--resume auto` for a training command without `--resume`.
+
+        Also for `tfdist.script` with `--checkpoints`.
+        """
+        flags = {word.partition("=")[0] for word in self.command}
+        if self.command[1:3] == ("-m", SCRIPT_MODULE) and "--checkpoints" in flags:
+            return replace(self, command=(*self.command[:3], "--resume", "auto", *self.command[3:]))
+        if not self.is_training_command or "--resume" in flags:
             return self
         return replace(self, command=(*self.command, "--resume", "auto"))
 
@@ -100,10 +110,25 @@ def parse(arguments: Sequence[str]) -> Options:
     flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
     most = known.elastic[1] if known.elastic else 0
     flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or most or 2
-    flags["command"] = (sys.executable, *command) if _is_script(command[0]) else tuple(command)
+    flags["command"] = _started(command)
     options = Options(**flags)
     _check(options)
     return options
+
+
+def _started(command: Sequence[str]) -> tuple[str, ...]:
+    """Returns the program and the arguments that each worker runs.
+
+    A script runs with Python; with `tfdist.script` if it imports Keras or TensorFlow and does not
+    mention tfdist. Any other command, such as `-- python SCRIPT.py`, stays as it is.
+    """
+    if not _is_script(command[0]):
+        return tuple(command)
+    path = Path(command[0])
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    if _IMPORTS_KERAS.search(text) and not re.search(r"\btfdist\b", text):
+        return (sys.executable, "-m", SCRIPT_MODULE, *command)
+    return (sys.executable, *command)
 
 
 def _split_command(

@@ -1,0 +1,421 @@
+"""Replaces the training methods of `keras.Model`, and undoes it.
+
+This is the only place where methods of Keras stay replaced for longer than one call. `start` enters
+one list of patches and `stop` leaves it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import cluster, strategies
+from tfdist.console import tracebacks
+from tfdist.errors import ConfigurationError, UnsupportedModelError, first_line
+from tfdist.loops import model_files, model_overrides
+from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.epoch import check_same_batches
+from tfdist.script import Options, tf_distribute
+from tfdist.strategies.base import Strategy
+from tfdist.trainer import Trainer, on_all_workers
+from tfdist.upstream import keras_model, keras_training, tensorflow_runtime
+from tfdist.upstream.patching import all_replaced, replace, replaced
+
+_METHODS = (
+    *("fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+)
+_FILES = ("save", "save_weights", "export")
+#: The attribute of a model that holds its trainer: a cycle, which Python can collect.
+_TRAINER = "_tfdist_trainer"
+#: The file in the folder of checkpoints with one line for each `fit` of the script.
+_FITS = "fits.txt"
+
+_active: Runner | None = None
+
+
+def start(options: Options) -> Runner:
+    """Installs all patches, and returns the runner that they call."""
+    global _active
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigurationError(
+            f"Keras uses the backend {keras.backend.backend()!r}, but tfdist needs TensorFlow. Set "
+            "KERAS_BACKEND=tensorflow."
+        )
+    _active = Runner(options)
+    return _active
+
+
+def stop() -> None:
+    """Removes all patches, if there are any."""
+    global _active
+    if _active is not None:
+        _active.close()
+    _active = None
+
+
+def active() -> Runner | None:
+    """Returns the runner whose patches are installed."""
+    return _active
+
+
+class ScriptTrainer(Trainer):
+    """The trainer of a script's model, with Keras's methods for one batch.
+
+    Some strategies replace the `tf.Variable` of a weight. A `tf.function` of the script that was
+    traced before still reads the original one, which therefore gets the values after each call.
+    """
+
+    def __init__(self, model: keras.Model, strategy: Strategy, **options: Any) -> None:
+        #: By `id` of a weight: the resource of its variable, and the value after the last call.
+        #: The resource exists as long as a function captures it.
+        self._originals: dict[int, tuple[weakref.ref[Any], Any]] = {
+            id(weight): (weakref.ref(variable.handle), None)
+            for weight in model.variables
+            if (variable := keras_model.variable_of(weight)) is not None
+        }
+        super().__init__(lambda: model, strategy, **options)
+
+    def _replaced(self) -> Iterator[tuple[keras.Variable, Any, Any]]:
+        """Yields weights, resources and values where a function still has the resource."""
+        for weight in self.model.variables if self._originals else ():
+            reference, value = self._originals.get(id(weight), (lambda: None, None))
+            handle, now = reference(), keras_model.variable_of(weight)
+            if handle is not None and (now is None or now.handle is not handle):
+                yield weight, handle, value
+
+    def take_from_originals(self) -> None:
+        """Assigns to the weights what a function of the script wrote since the last call."""
+        for weight, handle, value in self._replaced():
+            written = tf.raw_ops.ReadVariableOp(resource=handle, dtype=weight.dtype)
+            if value is not None and not np.array_equal(written, value):
+                weight.assign(written)
+
+    def give_to_originals(self) -> None:
+        """Assigns the weights to the original variables that functions of the script read."""
+        for weight, handle, _ in self._replaced():
+            value = tf.convert_to_tensor(weight.value)
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+            self._originals[id(weight)] = weakref.ref(handle), value
+
+    @on_all_workers
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: dict[int, float] | None = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Makes one training step, as `keras.Model.train_on_batch`."""
+        options = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        return self._one_batch(x, True, return_dict, options)
+
+    @on_all_workers
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluates one batch, as `keras.Model.test_on_batch`."""
+        return self._one_batch(x, False, return_dict, {"y": y, "sample_weight": sample_weight})
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Returns the outputs for one batch, as `keras.Model.predict_on_batch`."""
+        return self.predict(x, batch_size=_num_rows(x), verbose=0)
+
+    def _one_batch(self, x: Any, training: bool, as_dict: bool, options: dict[str, Any]) -> Any:
+        functions = self._outer.functions
+        data = DataHandler(
+            self.strategy, x, training, batch_size=_num_rows(x), shuffle=False, **options
+        )
+        steps = (functions.train if training else functions.evaluate)(data, True)
+        self.model.reset_metrics()
+        functions.sync_copies()
+        result, logs = steps(data.begin_epoch(), 1)
+        check_same_batches(self.strategy.gather([result.checksum])[:, 0], 1)
+        return logs if as_dict else keras_training.in_order_of_metrics(self.model, logs)
+
+
+def _num_rows(x: Any) -> int:
+    return int(keras.tree.flatten(x)[0].shape[0])
+
+
+class Runner:
+    """Trains every model of a script with a `Trainer` that keeps the very model.
+
+    Args:
+        options: How to train.
+
+    Attributes:
+        strategy_object: The strategy, once it is created.
+        script_knows_rank: Whether the script may act differently on each rank, so that saving a
+            file must not wait for other ranks.
+        left_to: What distributes the script instead; empty: this runner.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.strategy_object: Strategy | None = None
+        self.script_knows_rank = False
+        self.left_to = ""
+        self._running = False
+        self._num_fits, self._num_trainers = 0, 0
+        self._strategies: dict[str, Strategy] = {}
+        self._models = weakref.WeakSet[keras.Model]()
+        self._backend = os.environ.get("KERAS_BACKEND")
+        self._stack = ExitStack()
+        for patch in self._patches():
+            self._stack.enter_context(patch)
+
+    def _patches(self) -> Iterator[AbstractContextManager[Any]]:
+        """Yields all replacements that outlast a call."""
+        yield all_replaced(
+            keras.Model, {name: self._method(getattr(keras.Model, name)) for name in _METHODS}
+        )
+        yield replaced(keras.distribution, "set_distribution", self._use_distribution)
+        yield tf_distribute.replaced_strategies(self)
+        if cluster.size() > 1:
+            yield all_replaced(
+                keras.Model, {name: self._file(getattr(keras.Model, name)) for name in _FILES}
+            )
+            for module in (keras.saving, keras.models):
+                yield replaced(module, "save_model", self._file(keras.saving.save_model))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the script has trained no model, and does not distribute itself."""
+        return not (self.left_to or self._num_trainers)
+
+    def close(self) -> None:
+        """Removes the patches, and the trainers from the models."""
+        tensorflow_runtime.start_without_hook()
+        self._stack.close()
+        for model in list(self._models):
+            vars(model).pop(_TRAINER, None)
+            keras_model.use_xla_by_default(model)
+
+    # ---- the strategy ----
+
+    def connect_before_start(self) -> None:
+        """Creates the strategy before the first operation of TensorFlow.
+
+        Until then, the script can configure devices and threads.
+        """
+        if tensorflow_runtime.has_started():
+            self.connect()
+        else:
+            tensorflow_runtime.before_start(self.connect)
+
+    def connect(self) -> Strategy:
+        """Returns the strategy; created on the first call."""
+        if self.strategy_object is None:
+            self.use(self._options.strategy, self._options.devices)
+        assert self.strategy_object is not None
+        return self.strategy_object
+
+    def use(self, strategy: Any, devices: Any = None, **options: Any) -> Strategy:
+        """Creates a strategy for the models that are trained for the first time from now on."""
+        key = f"{strategy!r} {devices!r} {options!r}"
+        if key not in self._strategies:
+            tensorflow_runtime.start_without_hook()
+            self._strategies[key] = self._created(strategy, devices, options)
+        self.strategy_object = self._strategies[key]
+        return self.strategy_object
+
+    def _created(self, strategy: Any, devices: Any, options: dict[str, Any]) -> Strategy:
+        created = strategies.create(strategy, devices, **options)
+        if created.is_chief:
+            names, number = ", ".join(created.devices), created.num_replicas
+            print(f"tfdist: strategy {created.name}, replicas: {number} ({names})", file=sys.stderr)
+        if created.num_replicas > 1:  # replicas may have all-reduces, which XLA cannot compile
+            self._stack.enter_context(keras_model.xla_on_demand())
+        return created
+
+    @property
+    def chooses_strategy(self) -> bool:
+        """Whether the user left the choice of the strategy to tfdist or to the script."""
+        return self._options.strategy == strategies.AUTO and self._options.devices is None
+
+    def leave(self, other: str) -> None:
+        """Leaves the distribution to the script itself.
+
+        Args:
+            other: What distributes the script, for messages.
+
+        Raises:
+            ConfigurationError: The user has chosen options that would have no effect.
+        """
+        if self.left_to:
+            return
+        default = Options()
+        given = [name for name in vars(default) if vars(self._options)[name] != vars(default)[name]]
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigurationError(
+                f"{flags} has no effect, because {other} distributes this script. Remove it."
+            )
+        self.left_to = other
+        self.close()
+
+    def _use_distribution(self, value: Any) -> None:
+        """Honors `keras.distribution.set_distribution`, which Keras ignores on TensorFlow.
+
+        Over several processes, `DataParallel` is what their strategy does.
+        """
+        is_data_parallel = isinstance(value, keras.distribution.DataParallel)
+        if not self.chooses_strategy or (cluster.size() > 1 and is_data_parallel):
+            self.connect()
+        elif value is None:
+            self.use(strategies.AUTO)
+        else:
+            self.use(value)
+
+    # ---- fit, evaluate, predict, and one batch ----
+
+    def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the replacement of a method of `keras.Model`."""
+
+        @functools.wraps(original)
+        def call(model: keras.Model, *args: Any, **options: Any) -> Any:
+            has_loss = model.compiled or original.__name__.startswith("predict")
+            if not (has_loss and self._takes(model)):
+                return original(model, *args, **options)
+            return self._run(model, original, args, options)
+
+        return call
+
+    def _run(
+        self,
+        model: keras.Model,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:
+        """Runs the method of the model's trainer."""
+        name = original.__name__
+        self._running = True
+        try:
+            trainer = self._trainer(model)
+            trainer.take_from_originals()
+            with keras_model.without_default_xla(model, trainer.strategy.num_replicas > 1):
+                if name == "fit":
+                    self._begin_fit(trainer)
+                model_overrides.note_override(trainer, name)
+                result = getattr(trainer, name)(*args, **options)
+            trainer.give_to_originals()
+            return result
+        except (ConfigurationError, UnsupportedModelError) as error:
+            if not self._options.fallback or self.connect().num_workers > 1:
+                raise
+            what = f"{type(model).__name__}.{name}"
+            warnings.warn(f"{what} runs on one device: {first_line(error)}", stacklevel=3)
+            return original(model, *args, **options)
+        finally:
+            self._running = False
+
+    def _takes(self, model: keras.Model) -> bool:
+        """Returns whether a call is the script's: not Keras's own, and not a callback's.
+
+        In callbacks and other threads during a call, Keras runs on the first device.
+        """
+        if self._running or self.left_to or tf.distribute.has_strategy():
+            return False
+        return _TRAINER in vars(model) or not any(
+            isinstance(v.value, tf.distribute.DistributedValues) for v in model.variables
+        )
+
+    def _trainer(self, model: keras.Model) -> ScriptTrainer:
+        """Returns the trainer of a model, with the very model, optimizer and metrics."""
+        trainer = vars(model).get(_TRAINER)
+        if trainer is None:
+            self._check_backend()
+            options = self._options
+            # `verify` is passed on here, once `Trainer` has it.
+            trainer = ScriptTrainer(
+                model,
+                self.connect(),
+                accumulate=options.accumulate,
+                sync_batch_norm=options.sync_batch_norm,
+                remat=options.remat,
+            )
+            model_files.write_on_all(model)  # the runner's own methods write on the chief
+            replace(model, _TRAINER, trainer)
+            self._models.add(model)
+            self._num_trainers += 1
+        return trainer
+
+    def _check_backend(self) -> None:
+        """Refuses a script that chose another backend when Keras was already imported."""
+        chosen = os.environ.get("KERAS_BACKEND", "tensorflow")
+        if self._backend is None and chosen != "tensorflow":
+            raise ConfigurationError(
+                f"The script sets KERAS_BACKEND={chosen}, but tfdist trains on TensorFlow, whose "
+                "results may differ. To train on TensorFlow, set KERAS_BACKEND=tensorflow in the "
+                "environment of the command."
+            )
+
+    def _begin_fit(self, trainer: ScriptTrainer) -> None:
+        """Gives a `fit` the checkpoints of its position in the script."""
+        checkpoints = self._options.checkpoints
+        if checkpoints is None:
+            return
+        trainer.checkpoints, trainer._num_fits = checkpoints, self._num_fits
+        self._num_fits += 1
+        if not cluster.is_chief():
+            return
+        tf.io.gfile.makedirs(folder := os.fspath(checkpoints.folder))
+        path = os.path.join(folder, _FITS)  # noqa: PTH118 - may be a URL
+        lines = []
+        if tf.io.gfile.exists(path):
+            with tf.io.gfile.GFile(path) as file:
+                lines = file.read().splitlines()
+        position = f"fit {self._num_fits}: {tracebacks.caller()}"
+        if len(lines) < self._num_fits:
+            with tf.io.gfile.GFile(path, "w") as file:
+                file.write("\n".join([*lines, position, ""]))
+        elif lines[self._num_fits - 1] != position:
+            raise ConfigurationError(
+                f"{path} has checkpoints of another script, or of this one before it was edited: "
+                f"its {lines[self._num_fits - 1]!r} is now {position!r}. Restore the script, or "
+                "use another folder."
+            )
+
+    # ---- files ----
+
+    def _file(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes a method write on the chief only, and return when the file is complete."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **options: Any) -> Any:
+            result = None
+            if self.left_to or cluster.is_chief():
+                result = original(*args, **options)
+            if not (self.left_to or self.script_knows_rank or self._running):
+                self.connect().barrier()
+            return result
+
+        return call
+
+
+@contextmanager
+def quiet_ranks() -> Iterator[None]:
+    """A context in which only the chief prints to standard output."""
+    if cluster.is_chief():
+        yield
+        return
+    shown = sys.stdout
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
+        sys.stdout = nowhere
+        try:
+            yield
+        finally:
+            sys.stdout = shown
