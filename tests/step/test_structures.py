@@ -1,6 +1,6 @@
 """Structures of inputs, outputs, labels, weights, losses, and metrics, against plain Keras.
 
-Cases are generated: every pair of forms that Keras accepts occurs in the long form.
+Cases are drawn at random from all combinations that Keras accepts, more of them in the long form.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHOICES: dict[str, list[Any]] = {
 }
 #: Batches of 6 and 5 rows.
 ROWS, BATCH = 11, 6
-#: The seeds of the cases that the gate runs; each found a fault, or has a rare combination.
+#: The seeds of the cases that the gate runs, and of the others.
 FEW, MANY = range(6), range(6, 300)
 Case = dict[str, Any]
 
