@@ -175,7 +175,7 @@ class PredictStep(keras.Model):
         super().build(input_shape)
 
     def predict_step(self, data: Any) -> Any:
-        (x,) = data
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         self.count.assign_add(1.0)
         y = super().predict_step(data) + keras.random.uniform(keras.ops.shape(x), seed=5)
         return y - keras.ops.mean(y, 0) + self.count

@@ -174,6 +174,25 @@ def test_structures_are_those_of_keras(seed: int) -> None:
         assert_close(results(mirrored(lambda: build(case)), case), expected)
 
 
+@pytest.mark.filterwarnings("ignore:Full-batch mode")
+@pytest.mark.parametrize("model", ["functional", "subclass"])
+def test_metrics_broadcast_labels_of_rows_along_columns(model: str) -> None:
+    """As many columns as the global batch has rows; those of a replica would not do."""
+
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        parts = keras.Sequential([keras.Input((4,)), dense(0, BATCH)])
+        made = parts if model == "functional" else Subclass(lambda v: v[0], [BATCH])
+        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return made
+
+    def fit(runner: Any) -> Any:
+        options = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
+        return runner.fit(array(10, 2 * BATCH, 4), array(20, 2 * BATCH), **options).history
+
+    assert_close(fit(mirrored(build_model)), fit(build_model()))
+
+
 @pytest.mark.parametrize("weights", [list, tuple])
 def test_a_list_of_one_weight_is_for_the_rows(weights: type) -> None:
     def fit(runner: Any) -> Any:
