@@ -20,7 +20,13 @@ from tfdist.loops import fit as keras_loops
 from tfdist.loops import interrupts, model_files
 from tfdist.loops.callbacks import create_callback_list
 from tfdist.loops.checkpointing import Checkpointing
-from tfdist.loops.data_handler import BatchSizes, DataHandler, EpochDataHandlers, limited_epochs
+from tfdist.loops.data_handler import (
+    BatchSizes,
+    DataHandler,
+    EpochDataHandlers,
+    ValidationData,
+    limited_epochs,
+)
 from tfdist.loops.epoch import OuterLoop
 from tfdist.loops.exactness import ExactnessReport
 from tfdist.loops.fit import CheckpointHooks, Training
@@ -271,10 +277,10 @@ class Trainer:
             y=y, sample_weight=sample_weight, shuffle=shuffle,
             steps_per_epoch=steps_per_epoch, class_weight=class_weight,
         )  # fmt: skip
-        validate, validation = None, list[DataHandler]()
+        validate, validation = None, None
         if validation_data is not None:
             size = validation_batch_size or handlers.batch_size
-            validate = self._validation(validation_data, size, validation_steps, validation)
+            validate, validation = self._validation(validation_data, size, validation_steps)
         epochs = limited_epochs(epochs)
         num_batches = handlers.of_epoch(initial_epoch).num_batches
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
@@ -457,7 +463,7 @@ class Trainer:
         }
 
     def _checkpointing(
-        self, handlers: EpochDataHandlers, validation: list[DataHandler]
+        self, handlers: EpochDataHandlers, validation: ValidationData | None
     ) -> CheckpointHooks:
         """Returns the checkpointing of one `fit`."""
         if self.checkpoints is None:
@@ -473,15 +479,17 @@ class Trainer:
         return Checkpointing(settings, self.model, self.strategy, state)
 
     def _validation(
-        self, data: Any, batch_size: int | None, steps: int | None, used: list[DataHandler]
-    ) -> Callable[[keras.callbacks.CallbackList], Logs]:
+        self, data: Any, batch_size: int | None, steps: int | None
+    ) -> tuple[Callable[[keras.callbacks.CallbackList], Logs], ValidationData | None]:
         """Returns a function that evaluates during training, from the start of the data.
 
         Args:
             data: As `validation_data` of `fit`.
             batch_size: Size of the global batch.
             steps: Steps per evaluation.
-            used: A list to which the data handler of the evaluation, if any, is appended.
+
+        Returns:
+            The function, and the data unless an override of `evaluate` reads them.
         """
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         options = {"y": y, "sample_weight": weight, "batch_size": batch_size}
@@ -490,10 +498,9 @@ class Trainer:
             options[keras_training.WITHIN_FIT] = True
             return lambda callbacks: self.evaluate(
                 x, steps=steps, callbacks=callbacks, return_dict=True, **options
-            )
-        handler = DataHandler(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
-        used.append(handler)
-        return functools.partial(keras_loops.evaluate, self._outer, handler)
+            ), None
+        data = ValidationData(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
+        return lambda callbacks: keras_loops.evaluate(self._outer, data.handler(), callbacks), data
 
     def _callback_list(
         self,

@@ -406,8 +406,10 @@ _HEAD = """# Extension points
 What a program may override, assign or return, and what a `Trainer` does with it. "Honored" means
 that `fit`, `evaluate` and `predict` give the numbers of plain Keras on one device; "also on the
 object" that this holds for a function that is set as an attribute of an object. "Refused" means an
-error with the name of the member and the way out. "The same" means that neither Keras's loops nor
-tfdist's use the member. Tests override each member and compare.
+error with the name of the member and the way out. Tests override each of these members and compare.
+
+"The same" members have no such test: Keras's loops do not use them, or only as the row says, and a
+`Trainer` runs Keras's own code there.
 
 An override of `make_train_function` or `make_test_function` has to call `super()`, and may then
 replace `self.train_function` by a function that calls it once per batch.

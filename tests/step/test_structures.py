@@ -1,6 +1,6 @@
 """Structures of inputs, outputs, labels, weights, losses, and metrics, against plain Keras.
 
-Cases are generated: every pair of forms that Keras accepts occurs in the long form.
+Cases are drawn at random from all combinations that Keras accepts, more of them in the long form.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CHOICES: dict[str, list[Any]] = {
 }
 #: Batches of 6 and 5 rows.
 ROWS, BATCH = 11, 6
-#: The seeds of the cases that the gate runs; each found a fault, or has a rare combination.
+#: The seeds of the cases that the gate runs, and of the others.
 FEW, MANY = range(6), range(6, 300)
 Case = dict[str, Any]
 
@@ -172,6 +172,25 @@ def test_structures_are_those_of_keras(seed: int) -> None:
         case, expected = case_of(seed)
         print(case)
         assert_close(results(mirrored(lambda: build(case)), case), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Full-batch mode")
+@pytest.mark.parametrize("model", ["functional", "subclass"])
+def test_metrics_broadcast_labels_of_rows_along_columns(model: str) -> None:
+    """As many columns as the global batch has rows; those of a replica would not do."""
+
+    def build_model() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        parts = keras.Sequential([keras.Input((4,)), dense(0, BATCH)])
+        made = parts if model == "functional" else Subclass(lambda v: v[0], [BATCH])
+        made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return made
+
+    def fit(runner: Any) -> Any:
+        options = {"batch_size": BATCH, "epochs": 2, "shuffle": False, "verbose": 0}
+        return runner.fit(array(10, 2 * BATCH, 4), array(20, 2 * BATCH), **options).history
+
+    assert_close(fit(mirrored(build_model)), fit(build_model()))
 
 
 @pytest.mark.parametrize("weights", [list, tuple])

@@ -121,7 +121,8 @@ def flat_logs(logs: Any) -> dict[str, Any]:
         if not name or not np.size(getattr(value, "shape", ())) == 0:
             raise UnsupportedModelError(
                 f"The step returns {name or type(value).__name__!r}, which is not a number. Return "
-                "a dictionary of scalars or of results of metrics."
+                "a dictionary of scalars. The result of a metric with several values may be a "
+                "dictionary of them."
             )
         found[name] = value
     return found

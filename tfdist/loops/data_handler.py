@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import types
 import warnings
@@ -297,6 +298,31 @@ def check_batch_size(batch_size: int, strategy: Strategy) -> None:
             f"speed use batch_size={strategy.num_replicas} or more, or fewer {remedy}.",
             stacklevel=3,
         )
+
+
+class ValidationData:
+    """The validation data of one `fit`, which Keras reads from its first evaluation on.
+
+    Args:
+        strategy: The strategy, which splits the batches.
+        x: As `DataHandler` takes it.
+        **options: As in `DataHandler`.
+
+    Attributes:
+        handlers: The data handler; none before its first use if reading may have effects.
+    """
+
+    def __init__(self, strategy: Strategy, x: Any, **options: Any) -> None:
+        self._make = functools.partial(DataHandler, strategy, x, **options)
+        self.handlers: list[DataHandler] = []
+        if not isinstance(x, (keras.utils.PyDataset, types.GeneratorType)):
+            self.handler()  # raises an error about the data before training
+
+    def handler(self) -> DataHandler:
+        """Returns the data handler. All workers must call it."""
+        if not self.handlers:
+            self.handlers.append(self._make())
+        return self.handlers[0]
 
 
 #: Global batch sizes, by the first epoch (from 0) that uses them.

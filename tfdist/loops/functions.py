@@ -230,7 +230,7 @@ class CompiledFunctions:
         if step is not None:
             return step
         model, options = self._model, self._options
-        reductions = ReductionInference(model, data.first_batch)
+        reductions = ReductionInference(model, data.first_batch, element_spec=data.element_spec)
         if reason is None and self._strategy.num_replicas * options.accumulate > 1:
             reductions.read_first_batch()
         lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)

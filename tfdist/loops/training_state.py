@@ -17,7 +17,7 @@ from tfdist.checkpoint import callback_state, export, variables
 from tfdist.checkpoint.own_shards import OwnShards
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place
-from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
+from tfdist.loops.data_handler import DataHandler, EpochDataHandlers, ValidationData
 from tfdist.loops.functions import CompiledFunctions
 from tfdist.strategies.base import Strategy
 
@@ -56,7 +56,7 @@ class TrainingState:
         strategy: The strategy, which gathers the state of all workers.
         functions: The model's compiled functions, which know the variables that steps change.
         handlers: The training data.
-        validation: The validation data.
+        validation: The validation data; None if there is none, or it is not resumed.
 
     Attributes:
         callbacks: The callbacks of this worker.
@@ -68,7 +68,7 @@ class TrainingState:
         strategy: Strategy,
         functions: CompiledFunctions,
         handlers: EpochDataHandlers,
-        validation: Sequence[DataHandler],
+        validation: ValidationData | None,
     ) -> None:
         self._model, self._strategy, self._functions = model, strategy, functions
         self._handlers, self._validation = handlers, validation
@@ -149,9 +149,12 @@ class TrainingState:
         Args:
             states: `state["data"]` of a snapshot.
         """
+        if self._validation is not None and len(states) > len(self._all_handlers()):
+            self._validation.handler()
         for handler, state in zip(self._all_handlers(), states, strict=False):
             handler.restore(state)
 
     def _all_handlers(self) -> list[DataHandler]:
         """Returns each data handler once, always in the same order."""
-        return list(dict.fromkeys([*self._handlers.all(), *self._validation]))
+        validation = self._validation.handlers if self._validation else []
+        return list(dict.fromkeys([*self._handlers.all(), *validation]))

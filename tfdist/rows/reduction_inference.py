@@ -8,6 +8,7 @@ traced forward pass (`row_analysis.py`) decides that for all weights and rows, o
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from tfdist.rows.reductions import NotReducibleError, Reduction, reduction_of, r
 from tfdist.rows.traced import TracedForward, change_is_sum, is_added
 from tfdist.upstream import keras_losses
 from tfdist.upstream.keras_model import (
+    build_by_shapes,
     flatten_layers,
     metrics_of,
     metrics_variables_of,
@@ -44,6 +46,7 @@ class ReductionInference:
         first_batch: Returns the first global batch, for its shapes and dtypes. Called outside of
             any graph, and only for a model that has something to infer.
         compute: A step of the user's to analyze in place of the model's call; takes the batch.
+        element_spec: `tf.TensorSpec`s of a global batch; None if no metrics are computed.
     """
 
     def __init__(
@@ -51,9 +54,10 @@ class ReductionInference:
         model: keras.Model,
         first_batch: Callable[[], Any],
         compute: Callable[[Any], Any] | None = None,
+        element_spec: Any = None,
     ) -> None:
         self._model, self._first_batch = model, functools.cache(first_batch)
-        self._compute = compute
+        self._compute, self._element_spec = compute, element_spec
         self._traced: dict[bool, TracedForward] = {}
         self._independent: dict[int, bool] = {}
         self._full_batch_metrics: frozenset[int] | None = None
@@ -118,12 +122,26 @@ class ReductionInference:
         """
         if self._full_batch_metrics is None:
             found: frozenset[int] = frozenset()
-            if _has_custom_metrics(self._model):
+            if _has_custom_metrics(self._model) or self._metrics_may_mix_rows():
                 with tf.init_scope():
                     batch = keras.utils.unpack_x_y_sample_weight(self._first_batch())
                     found = _full_batch_metrics(self._model, batch)
             self._full_batch_metrics = found
         return self._full_batch_metrics
+
+    def _metrics_may_mix_rows(self) -> bool:
+        """Returns whether a metric of Keras may broadcast labels along another axis than rows."""
+        functions = map(keras_losses.function_of, keras_losses.compiled_metrics(self._model))
+        elementwise = [f for f in functions if inspect.isroutine(f)]
+        if self._element_spec is None or not elementwise:
+            return False
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(self._element_spec)
+        labels = [spec for spec in tf.nest.flatten(y) if spec is not None and spec.shape.rank]
+        outputs = getattr(self._model, "outputs", None)
+        if outputs is None and any(label.shape.rank == 1 for label in labels):
+            outputs = _outputs_by_shapes(self._model, x)
+        pairs = [(label, each) for label in labels for each in outputs or () if each.shape]
+        return any(_are_broadcast(f, *pair) for f in elementwise for pair in pairs)
 
     def has_independent_rows(self, number: int, y_true: Any, y_pred: Any) -> bool:
         """Returns whether a compiled loss is known to compute each row's value from that row alone.
@@ -135,7 +153,8 @@ class ReductionInference:
         """
         compile_loss = keras_losses.compile_loss(self._model)
         loss = keras_losses.compiled_losses(compile_loss)[number]
-        if _is_row_by_row(loss) and not _are_broadcast(loss, y_true, y_pred):
+        function = getattr(loss, "fn", type(loss))
+        if _is_row_by_row(loss) and not _are_broadcast(function, y_true, y_pred):
             return True
         if number not in self._independent:
             with tf.init_scope():
@@ -207,6 +226,17 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
     return frozenset() if is_sum else frozenset(updates | of_full_batch)
 
 
+def _outputs_by_shapes(model: keras.Model, x: Any) -> list[Any]:
+    """Returns the symbolic outputs for specs of inputs; none of a model that cannot be traced."""
+    symbolic = tf.nest.map_structure(lambda s: s and keras.KerasTensor(s.shape, s.dtype.name), x)
+    try:
+        with python_state_kept(model):
+            return tf.nest.flatten(build_by_shapes(model, symbolic))
+    except Exception as error:
+        logger.info("The shapes of outputs are not known: %s", error)
+        return []
+
+
 def _has_independent_rows(
     model: keras.Model, loss: keras.losses.Loss, y_true: Any, y_pred: Any
 ) -> bool:
@@ -240,12 +270,12 @@ def _is_row_by_row(loss: keras.losses.Loss) -> bool:
     return is_of_keras and function is not keras.losses.circle
 
 
-def _are_broadcast(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> bool:
+def _are_broadcast(function: Any, y_true: Any, y_pred: Any) -> bool:
     """Returns whether labels have another rank than outputs, so that rows may meet columns.
 
-    Losses of sparse labels and of sequences take them so.
+    Losses and metrics of sparse labels and of sequences take them so.
     """
-    name = getattr(loss, "fn", type(loss)).__name__.lower()
+    name = function.__name__.lower()
     if "sparse" in name or "ctc" in name:
         return False
     ranks = {len(y_true.shape): y_true, len(y_pred.shape): y_pred}

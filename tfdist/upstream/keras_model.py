@@ -152,11 +152,12 @@ def eager_function(model: keras.Model, loop: str) -> Iterator[Callable[..., Any]
 
 
 def compile_config(model: keras.Model) -> Any:
-    """Returns the arguments of `compile`, a new object per call of it: `Trainer._compile_config`.
+    """Returns the arguments of `compile`, a new object per call of it, or None before the first.
 
-    Its `config` has the objects that were passed; the public `get_compile_config` serializes them.
+    `Trainer._compile_config`. Its `config` has the objects that were passed; the public
+    `get_compile_config` serializes them.
     """
-    return model._compile_config
+    return getattr(model, "_compile_config", None)
 
 
 def mask_of(tensor: Any) -> Any:
@@ -373,13 +374,16 @@ def without_default_xla(model: keras.Model, active: bool) -> Any:
     return replaced(model, "_jit_compile", False)
 
 
-def build_by_shapes(model: keras.Model, x: Any) -> None:
+def build_by_shapes(model: keras.Model, x: Any) -> Any:
     """Calls a model on `keras.KerasTensor`s, which creates its weights without computing anything.
 
     `keras.src.backend.compute_output_spec`, which Keras calls before training. Calling the model
     itself would add a node to its graph.
+
+    Returns:
+        The outputs, as `keras.KerasTensor`s.
     """
-    backend.compute_output_spec(model, x, training=False)
+    return backend.compute_output_spec(model, x, training=False)
 
 
 def build_for_training(model: keras.Model, batch: Any) -> None:

@@ -149,7 +149,7 @@ class ShardedState(Strategy):
         return rows
 
     def place(self, model: keras.Model) -> None:
-        if not model.built or model.optimizer is None:
+        if not (model.built and model.compiled) or model.optimizer is None:
             return
         optimizer = unwrapped(model.optimizer)
         planned = self._plan(model, [optimizer])
