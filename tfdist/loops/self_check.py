@@ -14,7 +14,7 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
+from tfdist.loops import first_rows
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.loops.program_state import ProgramState, is_users, user_code
@@ -79,7 +80,7 @@ class SelfCheck:
         self._model, self._strategy, self._functions = model, strategy, functions
         self._num_parts = strategy.num_replicas * microbatches
         self._inexact = inexact
-        self.mode: Verify = checked_mode(os.environ.get(VARIABLE)) if mode is None else mode
+        self.mode: Verify = checked_mode(os.environ.get(VARIABLE) or None) if mode is None else mode
         self._verified: dict[Loop, Any] = {}
         self.status = "no" if self.mode == "off" else "at the first step"
 
@@ -143,15 +144,17 @@ class SelfCheck:
         of_strategy = time.perf_counter() - middle
         if loop == "train":
             self._add_beginning(result, plain)
-        epsilon = self._rounding()
+        epsilon, spread = self._rounding(), dict[str, float]()
         differing = differences(result, plain, epsilon)
         if self._any_rank(bool(differing)):
             spread = self._spread(loop, parts, plain, state)
             differing = differences(result, plain, epsilon, spread)
         self._raise_on_all(differing)
         seconds = time.perf_counter() - began - of_strategy
+        num_drawn = sum(map(np.isinf, spread.values()))
+        drawn = f", except {num_drawn} values that plain Keras draws anew" if num_drawn else ""
         return (
-            f"verified: {num_steps} {loop} steps match plain Keras on one device "
+            f"verified: {num_steps} {loop} steps match plain Keras on one device{drawn} "
             f"(took {seconds:.1f} s, and {of_strategy:.1f} s for the steps that are compiled now)"
         )
 
@@ -165,7 +168,7 @@ class SelfCheck:
         if loop == "train" and not data.full_batches:
             reasons |= self._inexact()
             if "BatchNorm" in reasons and not keras_model.drawing_layers(self._model):
-                del reasons["BatchNorm"]  # see `_few_rows`
+                del reasons["BatchNorm"]  # see `few_rows`
         return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or None
 
     def _num_bytes(self) -> int:
@@ -188,49 +191,6 @@ class SelfCheck:
             rates += [v for v in values if v.shape == () and "float" in v.dtype]
         return list({id(v): v for v in rates}.values())
 
-    # ---- the rows ----
-
-    def _few_rows(self, loop: Loop, data: DataHandler, num_steps: int) -> list[Any]:
-        """Returns small batches of the rows of the first batch, uneven if possible.
-
-        If the moments of BatchNorm are per replica, each replica gets the same rows, with which
-        the moments of all rows are the same. A batch of fixed size stays as it is.
-        """
-        batch = data.first_batch()
-        total, parts = int(batches.num_rows(batch)), self._num_parts
-        if loop == "train" and not data.full_batches and "BatchNorm" in self._inexact():
-            rows = batches.take(batch, 0, min(total, 3))
-            return [tf.nest.map_structure(lambda t: _repeated(t, parts), rows)] * num_steps
-        specs = [s for s in tf.nest.flatten(data.element_spec) if s is not None and s.shape.rank]
-        if any(spec.shape[0] is not None for spec in specs):
-            return [batch] * num_steps
-        # All of one size: eagerly, Keras weights the losses of several outputs by rows, which it
-        # does not do in a graph.
-        few = min(total, 2 * parts + 1)
-        starts = [step * few % (total - few + 1) for step in range(num_steps)]
-        return [batches.take(batch, start, start + few) for start in starts]
-
-    def _iterator(self, data: DataHandler, parts: Sequence[Any]) -> Iterator[Any]:
-        """Returns an iterator like those of an epoch, so that no step is traced again."""
-        spec = tf.nest.flatten(data.element_spec)
-
-        def relaxed(*leaves: Any) -> Any:
-            loose = [
-                tf.raw_ops.PlaceholderWithDefault(
-                    input=leaf, shape=one.shape if leaf.shape == one.shape else _any_rows(one.shape)
-                )
-                if isinstance(leaf, tf.Tensor) and one is not None
-                else leaf
-                for leaf, one in zip(tf.nest.flatten(leaves), spec, strict=True)
-            ]
-            return tf.nest.pack_sequence_as(parts[0], loose)
-
-        one_by_one = [tf.data.Dataset.from_tensors(part).map(relaxed) for part in parts]
-        dataset = one_by_one[0]
-        for one in one_by_one[1:]:
-            dataset = dataset.concatenate(one)
-        return iter(self._strategy.distribute(dataset, data.own_rows, data.full_batches))
-
     # ---- the two computations ----
 
     def _plain_on_few_rows(
@@ -242,7 +202,9 @@ class SelfCheck:
             The batches, and what Keras computed, or why it could not.
         """
         plain: Values | str = ""
-        for parts in (self._few_rows(loop, data, num_steps), [data.first_batch()] * num_steps):
+        alike = loop == "train" and not data.full_batches and "BatchNorm" in self._inexact()
+        few = first_rows.few_rows(data, self._num_parts, num_steps, alike)
+        for parts in (few, [data.first_batch()] * num_steps):
             try:
                 plain = self._plain(loop, parts, state)
             except Exception as error:
@@ -289,7 +251,7 @@ class SelfCheck:
         Otherwise, rounding errors of a step could be larger in the next one.
         """
         values, is_traced = Values(), not self._model.run_eagerly
-        iterator = self._iterator(data, parts)
+        iterator = first_rows.iterator(parts, data, self._strategy)
         with self._functions.trial_steps():
             self._reset_metrics()
             for step in range(len(parts)):
@@ -445,21 +407,6 @@ def checked_mode(value: Any) -> Verify:
     if not isinstance(value, bool) and str(value).isdecimal() and int(value) > 0:
         return int(value)
     raise ConfigurationError(f"verify={value!r}: expected 'off', 'first', or a number of steps.")
-
-
-def _any_rows(shape: tf.TensorShape) -> tf.TensorShape:
-    return tf.TensorShape([None, *shape[1:]]) if shape.rank else shape
-
-
-def _repeated(leaf: Any, times: int) -> Any:
-    if not batches.has_rows(leaf):
-        return leaf
-    join = tf.sparse.concat if isinstance(leaf, tf.SparseTensor) else _concat_rows
-    return join(0, [leaf] * times)
-
-
-def _concat_rows(axis: int, leaves: Sequence[Any]) -> Any:
-    return tf.concat(leaves, axis)
 
 
 def _concatenated(leaves: Sequence[Any]) -> Any:
