@@ -90,13 +90,18 @@ class ProgramState:
         self._restore += [
             lambda: np.random.set_state(numpy_state),
             lambda: random.setstate(python_state),
-            random_state(),
         ]
+        self._restore_tensorflow = random_state()
 
     def restore(self) -> None:
         """Restores everything, so that the next step computes what it would have computed."""
         for variable, value in self._values:
             variable.assign(value)
+        self.restore_python()
+        self._restore_tensorflow()
+
+    def restore_python(self) -> None:
+        """Restores what Python code changes, so that it runs in a step as in one that is traced."""
         for restore in self._restore:
             restore()
 

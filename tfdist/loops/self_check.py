@@ -14,20 +14,31 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
+from tfdist.loops import first_rows
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.loops.program_state import ProgramState, is_users, user_code
+from tfdist.loops.step_values import (
+    Difference,
+    Value,
+    Values,
+    differences,
+    differing_copies,
+    distance,
+    logs_of,
+    outputs_of,
+)
 from tfdist.model_setup.build import root_cause
-from tfdist.strategies import batches, mirrored_variables
+from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_variables import plain_variables
@@ -40,40 +51,9 @@ Verify = Literal["off", "first"] | int | None
 VARIABLE = "TFDIST_VERIFY"
 #: The largest state that is verified by default. It is in memory up to three times.
 _MAX_BYTES = 256 << 20
-#: A difference may be so many times as large as the changes that rounding errors cause.
-_TIMES_ROUNDING = 16
 _PERTURBED_RUNS = 3
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
-#: Logs that Keras does not have.
-_EXTRA_LOGS = {"loss_scale", "skipped_steps"}
 _BY_COMMAND = "not verified ({}): run `tfdist verify` with this script"
-
-
-class Value(NamedTuple):
-    """A value after a step, and before it, by which a change is measured."""
-
-    new: np.ndarray
-    old: np.ndarray | float = 0.0
-
-
-#: What steps have computed, by names that tell the step.
-Values = dict[str, Value]
-
-
-class Difference(NamedTuple):
-    """The first value that differs from plain Keras.
-
-    Attributes:
-        name: Name of the value.
-        size: Largest absolute difference.
-        changed: What plain Keras changed it by, or its value if it is a log or an output.
-        rounding: The largest difference that rounding explains.
-    """
-
-    name: str
-    size: float
-    changed: float
-    rounding: float
 
 
 class SelfCheck:
@@ -100,7 +80,7 @@ class SelfCheck:
         self._model, self._strategy, self._functions = model, strategy, functions
         self._num_parts = strategy.num_replicas * microbatches
         self._inexact = inexact
-        self.mode: Verify = checked_mode(os.environ.get(VARIABLE)) if mode is None else mode
+        self.mode: Verify = checked_mode(os.environ.get(VARIABLE) or None) if mode is None else mode
         self._verified: dict[Loop, Any] = {}
         self.status = "no" if self.mode == "off" else "at the first step"
 
@@ -151,7 +131,7 @@ class SelfCheck:
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"
         middle = time.perf_counter()
         try:
-            result = self._by_strategy(loop, data, run, parts, plain)
+            result = self._by_strategy(loop, data, run, parts, plain, state)
         except Exception as error:
             if isinstance(error, TfdistError) and not isinstance(error, DataError):
                 raise  # a refusal, or a lost worker
@@ -164,14 +144,17 @@ class SelfCheck:
         of_strategy = time.perf_counter() - middle
         if loop == "train":
             self._add_beginning(result, plain)
-        names = self._differing(result, plain, {})
-        if self._any_rank(bool(names)):
+        epsilon, spread = self._rounding(), dict[str, float]()
+        differing = differences(result, plain, epsilon)
+        if self._any_rank(bool(differing)):
             spread = self._spread(loop, parts, plain, state)
-            names = self._differing(result, plain, spread)
-        self._raise_on_all(names)
+            differing = differences(result, plain, epsilon, spread)
+        self._raise_on_all(differing)
         seconds = time.perf_counter() - began - of_strategy
+        num_drawn = sum(map(np.isinf, spread.values()))
+        drawn = f", except {num_drawn} values that plain Keras draws anew" if num_drawn else ""
         return (
-            f"verified: {num_steps} {loop} steps match plain Keras on one device "
+            f"verified: {num_steps} {loop} steps match plain Keras on one device{drawn} "
             f"(took {seconds:.1f} s, and {of_strategy:.1f} s for the steps that are compiled now)"
         )
 
@@ -185,7 +168,7 @@ class SelfCheck:
         if loop == "train" and not data.full_batches:
             reasons |= self._inexact()
             if "BatchNorm" in reasons and not keras_model.drawing_layers(self._model):
-                del reasons["BatchNorm"]  # see `_few_rows`
+                del reasons["BatchNorm"]  # see `few_rows`
         return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or None
 
     def _num_bytes(self) -> int:
@@ -208,49 +191,6 @@ class SelfCheck:
             rates += [v for v in values if v.shape == () and "float" in v.dtype]
         return list({id(v): v for v in rates}.values())
 
-    # ---- the rows ----
-
-    def _few_rows(self, loop: Loop, data: DataHandler, num_steps: int) -> list[Any]:
-        """Returns small batches of the rows of the first batch, uneven if possible.
-
-        If the moments of BatchNorm are per replica, each replica gets the same rows, with which
-        the moments of all rows are the same. A batch of fixed size stays as it is.
-        """
-        batch = data.first_batch()
-        total, parts = int(batches.num_rows(batch)), self._num_parts
-        if loop == "train" and not data.full_batches and "BatchNorm" in self._inexact():
-            rows = batches.take(batch, 0, min(total, 3))
-            return [tf.nest.map_structure(lambda t: _repeated(t, parts), rows)] * num_steps
-        specs = [s for s in tf.nest.flatten(data.element_spec) if s is not None and s.shape.rank]
-        if any(spec.shape[0] is not None for spec in specs):
-            return [batch] * num_steps
-        # All of one size: eagerly, Keras weights the losses of several outputs by rows, which it
-        # does not do in a graph.
-        few = min(total, 2 * parts + 1)
-        starts = [step * few % (total - few + 1) for step in range(num_steps)]
-        return [batches.take(batch, start, start + few) for start in starts]
-
-    def _iterator(self, data: DataHandler, parts: Sequence[Any]) -> Iterator[Any]:
-        """Returns an iterator like those of an epoch, so that no step is traced again."""
-        spec = tf.nest.flatten(data.element_spec)
-
-        def relaxed(*leaves: Any) -> Any:
-            loose = [
-                tf.raw_ops.PlaceholderWithDefault(
-                    input=leaf, shape=one.shape if leaf.shape == one.shape else _any_rows(one.shape)
-                )
-                if isinstance(leaf, tf.Tensor) and one is not None
-                else leaf
-                for leaf, one in zip(tf.nest.flatten(leaves), spec, strict=True)
-            ]
-            return tf.nest.pack_sequence_as(parts[0], loose)
-
-        one_by_one = [tf.data.Dataset.from_tensors(part).map(relaxed) for part in parts]
-        dataset = one_by_one[0]
-        for one in one_by_one[1:]:
-            dataset = dataset.concatenate(one)
-        return iter(self._strategy.distribute(dataset, data.own_rows, data.full_batches))
-
     # ---- the two computations ----
 
     def _plain_on_few_rows(
@@ -262,9 +202,11 @@ class SelfCheck:
             The batches, and what Keras computed, or why it could not.
         """
         plain: Values | str = ""
-        for parts in (self._few_rows(loop, data, num_steps), [data.first_batch()] * num_steps):
+        alike = loop == "train" and not data.full_batches and "BatchNorm" in self._inexact()
+        few = first_rows.few_rows(data, self._num_parts, num_steps, alike)
+        for parts in (few, [data.first_batch()] * num_steps):
             try:
-                plain = self._plain(loop, parts)
+                plain = self._plain(loop, parts, state)
             except Exception as error:
                 plain = root_cause(error)
             finally:
@@ -273,9 +215,9 @@ class SelfCheck:
                 return parts, plain
         return parts, plain if isinstance(plain, str) else "on another worker"
 
-    def _plain(self, loop: Loop, parts: Sequence[Any]) -> Values:
+    def _plain(self, loop: Loop, parts: Sequence[Any], state: ProgramState) -> Values:
         """Returns what Keras's own function of a loop computes, eagerly, from now on."""
-        model, values = self._model, Values()
+        model, values, is_traced = self._model, Values(), not self._model.run_eagerly
         with ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(warnings.catch_warnings())
@@ -287,6 +229,8 @@ class SelfCheck:
             function = stack.enter_context(keras_model.eager_function(model, loop))
             self._reset_metrics()
             for step, part in enumerate(parts):
+                if is_traced:
+                    state.restore_python()  # as in the first step, whose Python is traced
                 before = self._state_values()
                 outputs = function([part]) if loop == "predict" else function(iter([part]))
                 values |= self._after(loop, step, before, outputs)
@@ -294,16 +238,25 @@ class SelfCheck:
         return values
 
     def _by_strategy(
-        self, loop: Loop, data: DataHandler, run: Any, parts: Sequence[Any], plain: Values
+        self,
+        loop: Loop,
+        data: DataHandler,
+        run: Any,
+        parts: Sequence[Any],
+        plain: Values,
+        state: ProgramState,
     ) -> Values:
         """Returns what the strategy's steps compute, each from the state that plain Keras had.
 
         Otherwise, rounding errors of a step could be larger in the next one.
         """
-        values, iterator = Values(), self._iterator(data, parts)
+        values, is_traced = Values(), not self._model.run_eagerly
+        iterator = first_rows.iterator(parts, data, self._strategy)
         with self._functions.trial_steps():
             self._reset_metrics()
             for step in range(len(parts)):
+                if is_traced:
+                    state.restore_python()  # as in the first step, whose Python is traced
                 self._functions.sync_copies()
                 before = self._state_values()
                 _, outputs = run(iterator, 1)
@@ -311,7 +264,7 @@ class SelfCheck:
                     outputs = [keras.tree.flatten(piece) for piece in outputs]
                     outputs = [_concatenated(leaves) for leaves in zip(*outputs, strict=True)]
                 if loop == "train":  # the others synchronize the replicas when they begin
-                    values |= _of_copies(f"step {step + 1}", self._compared_variables())
+                    values |= differing_copies(f"step {step + 1}", self._compared_variables())
                 values |= self._after(loop, step, before, outputs)
                 for name, variable in self._named_variables().items():
                     if (name := f"{name} after step {step + 1}") in plain:
@@ -346,7 +299,7 @@ class SelfCheck:
     def _after(self, loop: Loop, step: int, before: Values, outputs: Any) -> Values:
         """Returns the values after a step."""
         place = f"step {step + 1}"
-        named = _logs(outputs) if loop != "predict" else _named(outputs)
+        named = logs_of(outputs) if loop != "predict" else outputs_of(outputs)
         values = {f"{name!r} of {place}": Value(new) for name, new in named.items()}
         for name, value in self._state_values().items():
             values[f"{name} after {place}"] = Value(value.new, before[name].new)
@@ -388,20 +341,27 @@ class SelfCheck:
     def _spread(
         self, loop: Loop, parts: Sequence[Any], plain: Values, state: ProgramState
     ) -> dict[str, float]:
-        """Returns by how much rounding errors in the weights change what plain Keras computes."""
+        """Returns by how much rounding errors in the weights change what plain Keras computes.
+
+        What plain Keras computes anew with other results is not comparable: `tf.random` draws
+        other numbers eagerly than in a graph, and a program may read an iterator.
+        """
         spread: dict[str, float] = {}
         random = np.random.default_rng(0)
-        for _ in range(_PERTURBED_RUNS):
-            for weight in self._model.trainable_variables:
+        for number in range(1 + _PERTURBED_RUNS):
+            tf.random.uniform(())  # so that `tf.random` draws others
+            for weight in self._model.trainable_variables if number else ():
                 value = np.array(weight.value)
                 factor = 1 + self._rounding() * random.uniform(-4, 4, value.shape)
                 weight.assign((value * factor).astype(value.dtype))
             try:
-                perturbed = self._plain(loop, parts)
+                other = self._plain(loop, parts, state)
             finally:
                 self._restore(state)
-            for name, other in perturbed.items():
-                size = _distance(other.new, plain[name].new) if name in plain else np.inf
+            if not number:
+                spread = {d.name: np.inf for d in differences(other, plain, self._rounding())}
+            for name in plain:
+                size = distance(other[name].new, plain[name].new) if name in other else np.inf
                 spread[name] = max(spread.get(name, 0.0), size)
         return spread
 
@@ -410,36 +370,12 @@ class SelfCheck:
         layers = keras_model.flatten_layers(self._model)
         return max(_EPSILON.get(layer.compute_dtype, 0.0) for layer in layers) or 2.0**-52
 
-    def _differing(
-        self, result: Values, plain: Values, spread: Mapping[str, float]
-    ) -> list[Difference]:
-        """Returns the values that differ by more than rounding, in the order of computation."""
-        epsilon = self._rounding()
-        relative = min(800 * epsilon, epsilon**0.5)
-        differences = []
-        for name, (expected, old) in plain.items():
-            new = result[name].new if name in result else np.array(np.nan)
-            if not np.issubdtype(expected.dtype, np.number):
-                if not np.array_equal(new, expected):
-                    differences.append(Difference(name, np.inf, 0.0, 0.0))
-                continue
-            changed = _distance(expected, np.asarray(old))
-            rounding = 8 * epsilon * _largest(expected) + relative * changed
-            rounding = max(rounding, _TIMES_ROUNDING * spread.get(name, 0.0))
-            if not (size := _distance(new, expected)) <= rounding:
-                differences.append(Difference(name, size, changed, rounding))
-        for name in sorted(result.keys() - plain.keys()):
-            if not any(f"'{log}'" in name for log in _EXTRA_LOGS):
-                size = _largest(result[name].new)
-                differences.append(Difference(name, size, 0.0, 0.0))
-        return differences
-
     def _any_rank(self, flag: bool) -> bool:
         return bool(self._strategy.gather([flag]).any())
 
-    def _raise_on_all(self, differences: Sequence[Difference]) -> None:
+    def _raise_on_all(self, differing: Sequence[Difference]) -> None:
         """Raises an error on all workers if one of them found a difference."""
-        by_rank = self._strategy.group.gather_objects(list(differences[:1]))
+        by_rank = self._strategy.group.gather_objects(list(differing[:1]))
         rank, first = next(((i, each[0]) for i, each in enumerate(by_rank) if each), (0, None))
         if first is None:
             return
@@ -473,63 +409,9 @@ def checked_mode(value: Any) -> Verify:
     raise ConfigurationError(f"verify={value!r}: expected 'off', 'first', or a number of steps.")
 
 
-def _any_rows(shape: tf.TensorShape) -> tf.TensorShape:
-    return tf.TensorShape([None, *shape[1:]]) if shape.rank else shape
-
-
-def _repeated(leaf: Any, times: int) -> Any:
-    if not batches.has_rows(leaf):
-        return leaf
-    join = tf.sparse.concat if isinstance(leaf, tf.SparseTensor) else _concat_rows
-    return join(0, [leaf] * times)
-
-
-def _concat_rows(axis: int, leaves: Sequence[Any]) -> Any:
-    return tf.concat(leaves, axis)
-
-
 def _concatenated(leaves: Sequence[Any]) -> Any:
     """Returns the outputs of replicas, joined along the rows as `predict` does."""
     if len(leaves) == 1 or not getattr(leaves[0], "shape", ()):
         return leaves[0]
     filled = [leaf for leaf in leaves if leaf.shape[0] != 0] or [leaves[0]]
     return filled[0] if len(filled) == 1 else tf.concat(filled, 0)
-
-
-def _named(outputs: Any) -> dict[str, np.ndarray]:
-    """Returns the outputs of a prediction, numbered; ragged and sparse ones by their values."""
-    leaves = tf.nest.flatten(keras.tree.flatten(outputs), expand_composites=True)
-    return {f"output {i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-
-
-def _logs(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns logs with the entries of inner dictionaries, as Keras does."""
-    flat: dict[str, np.ndarray] = {}
-    for name, value in sorted(logs.items()):
-        flat |= _logs(value) if isinstance(value, Mapping) else {name: np.asarray(value)}
-    return flat
-
-
-def _of_copies(place: str, by_owner: Mapping[str, Sequence[keras.Variable]]) -> Values:
-    """Returns by how much each variable differs from its mirrored variables, where it does."""
-    values = Values()
-    for variables in by_owner.values():
-        for variable in variables:
-            for device, copy in mirrored_variables.copies_of(variable.value).items():
-                if (size := _distance(copy.numpy(), np.array(variable.value))) > 0:
-                    name = f"the copy of {variable.path} on {device} after {place}"
-                    values[name] = Value(np.array(size))
-    return values
-
-
-def _largest(array: np.ndarray) -> float:
-    return float(np.max(np.abs(np.nan_to_num(np.asarray(array, np.float64))), initial=0.0))
-
-
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Returns the largest absolute difference; infinite for other shapes or NaN in one of them."""
-    if np.shape(one) != np.shape(other) and np.shape(other) != ():
-        return np.inf
-    a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    return float(np.nan_to_num(np.max(np.where(same, 0.0, np.abs(a - b)), initial=0.0), nan=np.inf))
