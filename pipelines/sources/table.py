@@ -52,6 +52,7 @@ class Table(Source):
 
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
         self._files, self._label = list(files), (label := options.label)
+        self.files = self._files
         self._fill, self._drop = _parse_fill(options.fill), options.drop_gaps
         self._length = self._table.num_rows
         if self._length == 0:  # an empty CSV file has no column types
