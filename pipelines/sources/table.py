@@ -32,7 +32,7 @@ from pipelines.sources.source import (
 from pipelines.storage import AnyPath, RemotePath
 
 OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | images.OPTIONS
-_SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow")
+_SUFFIXES = SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow")
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"} | {
