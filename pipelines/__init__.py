@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pipelines.reading.tuning import without_autotuning as without_autotuning
     from pipelines.sources.account import Account as Account
     from pipelines.sources.account import load_account as load_account
+    from pipelines.sources.source import list_files as list_files
     from pipelines.sources.splits import find_splits as find_splits
     from pipelines.writing.write import write_shards as write_shards
 
@@ -43,6 +44,7 @@ _ATTRIBUTES = {
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
     "find_splits": "pipelines.sources.splits",
+    "list_files": "pipelines.sources.source",
     "load_account": "pipelines.sources.account",
     "load_index": "pipelines.format.index",
     "peek": "pipelines.reading.position",
@@ -65,6 +67,7 @@ __all__ = [
     "Source",
     "Tuning",
     "find_splits",
+    "list_files",
     "load_account",
     "load_index",
     "mix",

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
+from pipelines import upright
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
 
@@ -94,7 +96,7 @@ def _pixels(encoded: tf.Tensor, feature: Feature) -> tf.Tensor:
             pixels = tf.io.decode_jpeg(image, channels=feature.shape[2])
         else:
             pixels = tf.io.decode_png(image, channels=feature.shape[2], dtype=feature.dtype)
-        return tf.ensure_shape(pixels, feature.shape)
+        return tf.ensure_shape(upright.turn(pixels, upright.orientation(image)), feature.shape)
 
     if encoded.shape.rank == 0:
         return decode_one(encoded)
@@ -227,9 +229,16 @@ def parse_message(data: bytes, name: str) -> Any:
         DataError: The record is not a `tf.train.Example`.
     """
     try:
-        return tf.train.Example.FromString(data)
+        example = tf.train.Example.FromString(data)
     except DecodeError:
         raise DataError(f"{name}: not a tf.train.Example; no other format is supported") from None
+    if fields := {field.field_number for field in UnknownFieldSet(example)}:
+        what = "a tf.train.SequenceExample" if fields == {2} else "another message"
+        raise DataError(
+            f"{name}: {what}, not a tf.train.Example; no other format is supported: write its "
+            "feature lists as features of an Example, or read it with tf.data"
+        )
+    return example
 
 
 def find_problem(example: Any, features: Sequence[Feature]) -> str | None:

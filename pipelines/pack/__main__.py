@@ -204,7 +204,9 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         help="resize images: 256 sets the shorter side; 224x224 also crops to exactly that size",
     )
     group.add_argument(
-        "--image-format", choices=["jpeg", "png"], help="format to store; default: unchanged"
+        "--image-format",
+        choices=["jpeg", "png", "auto"],
+        help="format to store; default: unchanged; auto: jpeg if there are several",
     )
     group.add_argument(
         "--quality",
@@ -214,6 +216,12 @@ def _add_source_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--channels", type=PositiveInt, metavar="N", help="channels of decoded images: 1, 3 or 4"
+    )
+    group.add_argument(
+        "--bits",
+        type=PositiveInt,
+        metavar="N",
+        help="bits per channel of decoded images, 8 or 16; default: those of unchanged PNGs",
     )
 
 

@@ -86,7 +86,7 @@ def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, 
 
     If splits are files of one folder, this hides the files of the others.
     """
-    folders = splits.find_splits(path, options.splits)
+    folders = splits.split_folders(path, options.splits)
     if folders:
         split = splits.choose(str(path), folders, options.split)
         return folders[split], kind, split

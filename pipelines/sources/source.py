@@ -35,10 +35,11 @@ class Options(BaseModel):
     fill: tuple[str, ...] = ()
     drop_gaps: bool = False
     whole_files: bool = False
-    image_format: Literal["jpeg", "png"] | None = None
+    image_format: Literal["jpeg", "png", "auto"] | None = None
     image_size: str | None = None
     quality: int | None = None
     channels: int | None = None
+    bits: int | None = None
 
     def given(self) -> dict[str, object]:
         """Returns the options that were given."""
@@ -242,6 +243,17 @@ def files_below(folder: AnyPath, suffixes: Collection[str] | None = None) -> lis
     if chosen := _of_split.get(folder):
         files = [path for path in files if path in chosen]
     return [path for path in files if suffixes is None or has_suffix(path, suffixes)]
+
+
+def list_files(folder: str | AnyPath) -> list[Any]:
+    """Returns all files below a folder that may be data, also behind links, in sorted order.
+
+    Example:
+        >>> [path.name for path in pipelines.list_files("data/digits")][-2:]
+        ['index.json', 'offsets.npz']
+    """
+    list_again()
+    return files_below(storage.at(folder))
 
 
 def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None, why: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.sources.account import printable
-from pipelines.sources.source import files_below, listing
+from pipelines.sources.source import files_below, list_again, listing
 from pipelines.storage import AnyPath
 
 _WORDS = {
@@ -51,7 +51,12 @@ def find_splits(location: str | AnyPath, splits: str | None = None) -> dict[str,
     Raises:
         DataError: Some folders are splits and others are not, or two are the same split.
     """
-    folder = storage.at(location)
+    list_again()
+    return split_folders(storage.at(location), splits)
+
+
+def split_folders(folder: AnyPath, splits: str | None = None) -> dict[str, AnyPath]:
+    """Returns what `find_splits` does, of the files that were listed."""
     parts = (storage.relative(path, folder).parts for path in listing(folder).files)
     names = sorted({first for first, *rest in parts if rest})
     found = _by_split(names, splits)
@@ -64,7 +69,7 @@ def find_splits(location: str | AnyPath, splits: str | None = None) -> dict[str,
             f"{folder}: contains {_described(found)} beside {', '.join(map(printable, others))}; "
             f"pass {_mapping(found)} if the first are splits, or --splits none if all are classes"
         )
-    return find_splits(folder / names[0]) if len(names) == 1 and not found else {}
+    return split_folders(folder / names[0]) if len(names) == 1 and not found else {}
 
 
 def split_files(

@@ -34,7 +34,7 @@ def test_without_class_folders_no_label_is_stored(tmp_path: Path) -> None:
 
 def test_folder_without_images_raises(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match=r"found no images, that is, no files that end with \.bmp"):
+    with pytest.raises(DataError, match=r"found no images, that is, no files that end with \.apng"):
         opened.source(tmp_path, "images")
 
 
@@ -91,9 +91,11 @@ def test_file_that_is_no_image_is_named(tmp_path: Path, options: dict[str, int])
 
 def test_mixed_formats_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(1))
-    (tmp_path / "b.bmp").write_bytes(pictures.encoded(2, "bmp"))
-    with pytest.raises(DataError, match=r"found 1 \.png, 1 \.bmp; pass --image-format"):
+    (tmp_path / "b.jpg").write_bytes(pictures.encoded(2, "jpeg"))
+    with pytest.raises(DataError, match=r"found 1 \.png, 1 \.jpg; pass --image-format"):
         opened.source(tmp_path)
+    (tmp_path / "b.jpg").unlink()
+    (tmp_path / "b.bmp").write_bytes(pictures.encoded(2, "bmp"))
     images = [e["image"] for e in opened.examples(opened.source(tmp_path, image_format="png"))]
     np.testing.assert_array_equal(images, [pictures.pixels(1), pictures.pixels(2)])
 
