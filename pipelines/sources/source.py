@@ -166,13 +166,18 @@ def listing(folder: AnyPath) -> Listing:
     files, num_clutter, left_out = [], 0, defaultdict[str, list[AnyPath]](list)
     for path, problem in everything:
         parts = storage.relative(path, folder).parts
-        if any(_CLUTTER.fullmatch(part.lower()) for part in parts):
+        if is_clutter(parts):
             num_clutter += 1
         elif problem or any(part.startswith(".") for part in parts):
             left_out[problem or "hidden"].append(path)
         else:
             files.append(path)
     return Listing(files, num_clutter, left_out)
+
+
+def is_clutter(parts: Iterable[str]) -> bool:
+    """Returns whether the folders and the name of a path are those of files that systems create."""
+    return any(_CLUTTER.fullmatch(part.lower()) for part in parts)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
