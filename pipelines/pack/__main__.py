@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from pipelines import storage
-from pipelines.console import command_line, parallel_tasks
+from pipelines.console import command_line
 from pipelines.errors import DataError
 from pipelines.sources import SOURCES
 from pipelines.sources.account import print_account
@@ -83,7 +83,7 @@ def _pack(
         index = pack(
             plan,
             storage.at(dest),
-            num_workers or parallel_tasks.default_num_workers(),
+            num_workers,
             part=chosen,
             finish=finish,
             by_ray=via == "ray",
@@ -132,7 +132,7 @@ def _parser() -> ArgumentParser:
         help="compression of the shards; images are compressed already",
     )
     parser.add_argument(
-        "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; default: by the work"
     )
     parser.add_argument(
         "--strict", action="store_true", help="fail if anything is left out or guessed"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 from pipelines import storage
 from pipelines.console import parallel_tasks, ray_tasks
 from pipelines.errors import DataError
-from pipelines.format.examples import encode
+from pipelines.format.encoding import encode
 from pipelines.format.index import Index
 from pipelines.format.record_file import Compression
 from pipelines.pack.parts import Part
@@ -96,12 +97,28 @@ def default_num_shards(source: Source) -> int:
     Raises:
         DataError: An example of the sample cannot be read.
     """
-    count = len(source)
-    sample = list(range(0, count, -(-count // _NUM_SAMPLES)))
-    sizes = [len(encode(example, source.features)) for example in source.examples(sample)]
-    num_bytes = sum(sizes) / len(sizes) * count
+    num_bytes = _encode_sample(source) * len(source)
     num_shards = max(math.ceil(num_bytes / _LARGE), min(10, int(num_bytes / _SMALL)), 1)
-    return min(num_shards, count)
+    return min(num_shards, len(source))
+
+
+#: Seconds of work for which another process is worth starting.
+_SECONDS_OF_WORKER = 2
+
+
+def default_num_workers(source: Source) -> int:
+    """Returns a number of processes, up to the cores, that pack faster than fewer would."""
+    begin = time.perf_counter()
+    _encode_sample(source)
+    seconds = (time.perf_counter() - begin) * len(source) / min(len(source), _NUM_SAMPLES)
+    return max(min(int(seconds / _SECONDS_OF_WORKER), parallel_tasks.default_num_workers()), 1)
+
+
+def _encode_sample(source: Source) -> float:
+    """Returns the mean size of a fixed sample of records."""
+    numbers = list(range(0, len(source), -(-len(source) // _NUM_SAMPLES)))
+    sizes = [len(encode(example, source.features)) for example in source.examples(numbers)]
+    return sum(sizes) / len(sizes)
 
 
 _NUM_BETWEEN_REPORTS = 50
@@ -117,7 +134,7 @@ class _ShardTask(NamedTuple):
 def pack(
     plan: Plan,
     directory: AnyPath,
-    num_workers: int,
+    num_workers: int | None,
     *,
     part: Part | None = None,
     finish: bool = False,
@@ -129,7 +146,7 @@ def pack(
     Args:
         plan: What to pack.
         directory: The folder to create, with its parents.
-        num_workers: Number of processes that write.
+        num_workers: Number of processes that write; None: chosen by the work.
         part: Write the shards of this part only. Whichever process finds that all shards exist
             publishes the folder.
         finish: Write nothing, and publish the shards of all parts.
@@ -199,7 +216,7 @@ def pack(
 
 
 def _write_missing(
-    plan: Plan, work: WorkFolder, num_workers: int, part: Part | None, by_ray: bool
+    plan: Plan, work: WorkFolder, num_workers: int | None, part: Part | None, by_ray: bool
 ) -> None:
     """Writes the shards, of all or of one part, that are not finished."""
     names = {i: shard_name(i, plan.num_shards) for i in range(plan.num_shards)}
@@ -218,7 +235,7 @@ def _write_missing(
     parallel_tasks.run(
         write,
         tasks,
-        num_workers=num_workers,
+        num_workers=num_workers or (default_num_workers(plan.source) if len(tasks) > 1 else 1),
         description=f"packing {len(tasks)} of {len(names)} shards",
         num_records=sum(len(task.numbers) for task in tasks),
     )
@@ -273,7 +290,7 @@ def pack_dataset(
         num_shards: Number of files; None: as many as give files of about 100 MB.
         seed: Seed of the order of the examples; None: the order of the source.
         compression: Compression of the files.
-        num_workers: Number of processes that write; None: one per core.
+        num_workers: Number of processes that write; None: chosen by the work, up to the cores.
         strict: Whether anything that is left out or guessed is an error.
         **source_options: Options of some sources, see `pipelines.sources.source.Options`.
 
@@ -284,7 +301,6 @@ def pack_dataset(
         DataError: The source cannot be packed, or the folder contains something else.
     """
     plan = make_plan(location, kind, num_shards, seed, compression, source_options)
-    num_workers = num_workers or parallel_tasks.default_num_workers()
     return cast(Index, pack(plan, storage.at(directory), num_workers, strict=strict))
 
 
