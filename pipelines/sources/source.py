@@ -285,19 +285,32 @@ def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None,
         account.leave_out("files", reason, *names, count=len(paths))
 
 
-def class_names(paths: Iterable[AnyPath], folder: AnyPath) -> tuple[str, ...]:
+def class_names(
+    paths: Iterable[AnyPath], folder: AnyPath, account: Account | None = None
+) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
+
+    Args:
+        paths: The files.
+        folder: The folder.
+        account: Gets the number of files if some are in the folder itself and others in subfolders,
+            which are then no classes; None: this is an error.
 
     Raises:
         DataError: Some files are in the folder itself and others in subfolders.
     """
-    names, loose = set(), None
+    names, loose, count = set(), list[AnyPath](), 0
     for path in paths:
         parts = storage.relative(path, folder).parts
+        count += 1
         if len(parts) > 1:
             names.add(printable(parts[0]))
         else:
-            loose = path
-    if names and loose:
-        raise DataError(f"{printable(loose)}: has no class; move it to one of the class folders")
+            loose.append(path)
+    if names and loose and account is None:
+        raise DataError(f"{printable(loose[0])}: has no class; move it to one of the class folders")
+    if names and loose and account is not None:
+        change = "read without classes, because some are in no subfolder"
+        account.change("files", change, *(path.name for path in loose), count=count, guessed=True)
+        return ()
     return tuple(sorted(names))
