@@ -104,7 +104,14 @@ def _prepare(
     folders = {split: Path(str(folder)) for split, folder in found.items()}
     options["splits"] = "none"
     train = folders.get("train", source)
-    validation = folders.get("validation") or folders.get("test")
+    test, validation = folders.get("test"), folders.get("validation")
+    if test and not validation and test.name != "test":
+        raise pipelines.DataError(
+            f"{source}: contains {test.name} and no folder for validation; to validate with it, "
+            f"pass --splits train={train.name},validation={test.name}, and to hold out a part of "
+            f"{train.name} instead, pass --data {train}"
+        )
+    validation = validation or test
     if validation and train == source:
         raise pipelines.DataError(
             f"{source}: expected a folder of training examples beside {validation.name}, found "
@@ -119,7 +126,8 @@ def _prepare(
         account.merge(pipelines.load_account(folder))
     if account and (read := [train, validation] if validation else [train]):
         rest = [f for f in pipelines.list_files(source) if not any(map(f.is_relative_to, read))]
-        account.leave_out("files", "in no split that is read", *rest)
+        names = [path.relative_to(source) for path in rest]
+        account.leave_out("files", "in no split that is read", *names)
     return _check_classes(location, *packed), str(account)
 
 

@@ -1,7 +1,7 @@
-"""Whether TensorFlow decodes an image file, mostly without asking it.
+"""Whether TensorFlow decodes an image file, mostly without importing it.
 
-Importing TensorFlow takes longer than packing thousands of images. Therefore it is asked only about
-files with something that Pillow, which has decoded them, treats otherwise.
+Importing TensorFlow takes longer than packing thousands of images. Therefore it decodes only files
+with something that Pillow, which has decoded them before, treats in another way.
 """
 
 from __future__ import annotations
