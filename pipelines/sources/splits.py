@@ -34,6 +34,7 @@ def find_splits(location: str | AnyPath, splits: str | None = None) -> dict[str,
     A folder called `train` beside folders that are no splits is a class.
 
     Example:
+        >>> from pathlib import Path
         >>> for name in ("Train/cat", "Train/dog", "val/cat", "val/dog"):
         ...     folder = Path("photos") / name
         ...     folder.mkdir(parents=True)
