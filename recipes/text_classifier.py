@@ -46,6 +46,7 @@ class Hyperparameters(BaseModel):
     """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     network: Literal["mean", "lstm"] = "mean"
+    splits: str | None = None  # names of the splits as train=Trn,validation=Tst, or none
     lines: bool = False  # each line of a file is an example, not each file
     vocabulary_size: int = Field(20_000, ge=10)  # the most frequent words
     length: int = Field(256, ge=1)  # words per text; longer texts are truncated
@@ -166,8 +167,9 @@ def _classes(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
-    lines = Hyperparameters.model_validate(config.set).lines
-    options: dict[str, Any] = {"kind": "text"} | ({} if lines else {"whole_files": True})
+    hp = Hyperparameters.model_validate(config.set)
+    options: dict[str, Any] = {"kind": "text", "splits": hp.splits}
+    options |= {} if hp.lines else {"whole_files": True}
     return _class_folders.prepare(config, "text_classifier", _SMALL, **options)
 
 

@@ -32,7 +32,7 @@ from pipelines.sources.source import (
 from pipelines.storage import AnyPath, RemotePath
 
 OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | images.OPTIONS
-_SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow")
+_SUFFIXES = SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow")
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"} | {
@@ -52,6 +52,7 @@ class Table(Source):
 
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
         self._files, self._label = list(files), (label := options.label)
+        self.files = self._files
         self._fill, self._drop = _parse_fill(options.fill), options.drop_gaps
         self._length = self._table.num_rows
         if self._length == 0:  # an empty CSV file has no column types

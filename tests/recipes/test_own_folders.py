@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import keras
@@ -67,6 +68,31 @@ def test_splits_of_the_folder_are_used(name: str, packed: bool, tmp_path: Path) 
             pipelines.pack_dataset(str(source), target, num_workers=1)
     for source in (tmp_path / "photos", *([tmp_path / "photos" / "train"] if packed else [])):
         assert sizes(prepare(source, tmp_path)) == [[3, 3], [2, 2]]
+
+
+def test_names_of_splits_are_recognized_or_chosen(tmp_path: Path) -> None:
+    for split, each in (("Training", 3), ("Testing", 2), ("Dev", 1)):
+        photos(tmp_path / "photos" / split, "cat", "dog", each=each)
+    assert sizes(prepare(tmp_path / "photos", tmp_path)) == [[3, 3], [1, 1]]
+    shutil.rmtree(tmp_path / "photos" / "Dev")
+    _class_folders._prepare.cache_clear()
+    with pytest.raises(DataError, match="pass --set splits=train=Training,validation=Testing, and"):
+        prepare(tmp_path / "photos", tmp_path)
+    words = ["--set=splits=train=Training,validation=Testing", "--recipe=image_folder"]
+    where = [f"--data={tmp_path / 'photos'}", f"--data-dir={tmp_path / 'cache'}"]
+    assert sizes(image_folder._folders(flags.parse("", "", words + where))) == [[3, 3], [2, 2]]
+
+
+def test_classes_too_small_to_hold_out_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"held out for validation \(cat has 2, dog has 2\). Add"):
+        prepare(photos(tmp_path / "photos", "cat", "dog", each=2), tmp_path)
+
+
+def test_recipe_prints_the_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = photos(tmp_path / "photos", "cat", "dog", each=5)
+    (source / "cat" / "notes.txt").touch()
+    prepare(source, tmp_path)
+    assert "files: 11 found, 10 used, 1 left out" in capsys.readouterr().out
 
 
 def test_packed_folder_is_divided(tmp_path: Path) -> None:
