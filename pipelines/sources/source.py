@@ -38,6 +38,10 @@ class Options(BaseModel):
     image_size: str | None = None
     quality: int | None = None
     channels: int | None = None
+    column: tuple[str, ...] = ()
+    encoding: str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
 
     def given(self) -> dict[str, object]:
         """Returns the options that were given."""
