@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from pipelines.reading.read import read as read
     from pipelines.reading.tuning import Tuning as Tuning
     from pipelines.reading.tuning import without_autotuning as without_autotuning
+    from pipelines.sources.account import Account as Account
+    from pipelines.sources.account import load_account as load_account
     from pipelines.writing.write import write_shards as write_shards
 
 _ATTRIBUTES = {
+    "Account": "pipelines.sources.account",
     "DataError": "pipelines.errors",
     "Feature": "pipelines.format.feature",
     "Index": "pipelines.format.index",
@@ -38,6 +41,7 @@ _ATTRIBUTES = {
     "Shard": "pipelines.format.index",
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
+    "load_account": "pipelines.sources.account",
     "load_index": "pipelines.format.index",
     "peek": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
@@ -49,6 +53,7 @@ _ATTRIBUTES = {
 }
 
 __all__ = [
+    "Account",
     "DataError",
     "Feature",
     "Index",
@@ -57,6 +62,7 @@ __all__ = [
     "Shard",
     "Source",
     "Tuning",
+    "load_account",
     "load_index",
     "mix",
     "pack_dataset",

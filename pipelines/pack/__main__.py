@@ -17,6 +17,7 @@ from pipelines import storage
 from pipelines.console import command_line, parallel_tasks
 from pipelines.errors import DataError
 from pipelines.sources import SOURCES
+from pipelines.sources.account import print_account
 
 if TYPE_CHECKING:
     from pipelines.format.record_file import Compression
@@ -48,6 +49,7 @@ def _pack(
     via: str = "processes",
     part: str | None = None,
     finish: bool = False,
+    strict: bool = False,
     print_slurm: int | None = None,
     print_k8s: int | None = None,
     image: str | None = None,
@@ -85,6 +87,7 @@ def _pack(
             part=chosen,
             finish=finish,
             by_ray=via == "ray",
+            strict=strict,
         )
     except KeyboardInterrupt:
         print("Stopped. Run the same command again to continue.", file=sys.stderr)
@@ -93,6 +96,7 @@ def _pack(
         print(f"Part {part} is complete. The data set appears when all parts are complete.")
     else:
         command_line.print_summary(index, storage.at(dest))
+        print_account(storage.at(dest))
 
 
 def _parser() -> ArgumentParser:
@@ -129,6 +133,9 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if anything is left out or guessed"
     )
     _add_flags_of_parts(parser)
     _add_source_flags(parser)

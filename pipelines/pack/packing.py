@@ -21,11 +21,12 @@ from pipelines import storage
 from pipelines.console import parallel_tasks, ray_tasks
 from pipelines.errors import DataError
 from pipelines.format.examples import encode
-from pipelines.format.index import Index, Shard
+from pipelines.format.index import Index
 from pipelines.format.record_file import Compression
 from pipelines.pack.parts import Part
-from pipelines.pack.work_folder import SupersededError, WorkFolder, work_folder
+from pipelines.pack.work_folder import FinishedShard, SupersededError, WorkFolder, work_folder
 from pipelines.sources import open_source
+from pipelines.sources.account import Account, load_account
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
 from pipelines.writing.publish import ShardWriter, existing_index, explain_full_disk, shard_name
@@ -121,6 +122,7 @@ def pack(
     part: Part | None = None,
     finish: bool = False,
     by_ray: bool = False,
+    strict: bool = False,
 ) -> Index | None:
     """Packs examples into a folder of shards, unless it already contains them.
 
@@ -132,6 +134,7 @@ def pack(
             publishes the folder.
         finish: Write nothing, and publish the shards of all parts.
         by_ray: Whether the cores of a Ray cluster write, instead of processes of this machine.
+        strict: Whether anything that is left out or guessed is an error.
 
     Returns:
         The index of the folder, or None if shards of other parts are missing.
@@ -148,7 +151,12 @@ def pack(
         )
     if isinstance(directory, Path):
         directory = directory.absolute()
+    account = plan.source.account
+    if strict:
+        account.check_strict()
     if found := existing_index(directory, plan.index_fields()):
+        if strict:
+            load_account(directory).check_strict()
         return found
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
@@ -164,8 +172,8 @@ def pack(
                 return found
             raise
         names = [shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
-        shards = work.all_finished(names)
-        if missing := [name for name, shard in zip(names, shards, strict=True) if shard is None]:
+        notes = work.all_finished(names)
+        if missing := [name for name, note in zip(names, notes, strict=True) if note is None]:
             if finish:
                 raise DataError(
                     f"{directory}: {len(missing)} of {len(names)} shards are missing, the first is "
@@ -176,13 +184,18 @@ def pack(
             if found is None and part is None:
                 raise DataError(f"{directory}: shards vanished while they were packed; start again")
             return found
+        account = account.model_copy(deep=True)
+        for note in filter(None, notes):
+            account.merge(note.changes)
+        if strict:
+            account.check_strict()
         index = Index(
             source=plan.description,
             features=plan.source.features,
             compression=plan.compression,
-            shards=tuple(shard for shard in shards if shard),
+            shards=tuple(note.shard for note in notes if note),
         )
-        return work.publish(index, plan.index_fields())
+        return work.publish(index, plan.index_fields(), account)
 
 
 def _write_missing(
@@ -195,8 +208,8 @@ def _write_missing(
     finished = work.all_finished([*names.values()])
     tasks = [
         _ShardTask(name, plan.numbers(i))
-        for (i, name), shard in zip(names.items(), finished, strict=True)
-        if shard is None
+        for (i, name), note in zip(names.items(), finished, strict=True)
+        if note is None
     ]
     write = functools.partial(_write_shard, plan.source, plan.compression, work)
     if by_ray:
@@ -217,9 +230,10 @@ def _write_shard(
     work: WorkFolder,
     task: _ShardTask,
     advance: parallel_tasks.Advance,
-) -> Shard:
+) -> FinishedShard:
     """Writes one shard, and records that it is finished."""
     work.check()
+    source.changes = Account()
     num_since_report = 0
     with ShardWriter(work.path(task.name), compression) as writer:
         for example in source.examples(task.numbers.tolist()):
@@ -229,7 +243,7 @@ def _write_shard(
                 advance(num_since_report)
                 num_since_report = 0
     advance(num_since_report)
-    return work.finish(task.name, writer.shard, writer.offsets)
+    return work.finish(task.name, writer.shard, writer.offsets, source.changes)
 
 
 def pack_dataset(
@@ -241,6 +255,7 @@ def pack_dataset(
     seed: int | None = 0,
     compression: Compression = "",
     num_workers: int | None = None,
+    strict: bool = False,
     **source_options: object,
 ) -> Index:
     """Packs a data set into a folder of shards, unless the folder already contains it.
@@ -259,6 +274,7 @@ def pack_dataset(
         seed: Seed of the order of the examples; None: the order of the source.
         compression: Compression of the files.
         num_workers: Number of processes that write; None: one per core.
+        strict: Whether anything that is left out or guessed is an error.
         **source_options: Options of some sources, see `pipelines.sources.source.Options`.
 
     Returns:
@@ -269,7 +285,7 @@ def pack_dataset(
     """
     plan = make_plan(location, kind, num_shards, seed, compression, source_options)
     num_workers = num_workers or parallel_tasks.default_num_workers()
-    return cast(Index, pack(plan, storage.at(directory), num_workers))
+    return cast(Index, pack(plan, storage.at(directory), num_workers, strict=strict))
 
 
 def make_plan(

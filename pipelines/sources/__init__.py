@@ -8,7 +8,8 @@ from typing import Any
 
 from pipelines import storage
 from pipelines.errors import DataError
-from pipelines.sources.source import Options, Source, list_again
+from pipelines.sources.source import Options, Source, add_files, is_folder, list_again
+from pipelines.storage import AnyPath
 
 #: Modules by the name of the format: specific layouts, which are tried first, then general formats.
 _LAYOUTS = {"tfds": "tfds", "cifar": "cifar", "celeba": "celeba", "imagenet": "imagenet"}
@@ -35,8 +36,9 @@ def open_source(location: str, kind: str, options: Options) -> Source:
     Raises:
         DataError: The location or its format is unknown, or an option does not apply.
     """
+    list_again()
+    path: AnyPath | None = None
     if not location.startswith("tfds:"):
-        list_again()
         path = storage.at(location)
         if not (path.exists() if isinstance(path, Path) else path.is_file() or path.is_dir()):
             raise DataError(f"{location}: no such file or folder; check the path")
@@ -49,6 +51,12 @@ def open_source(location: str, kind: str, options: Options) -> Source:
     source: Source = module.open_source(location, options)
     if len(source) == 0:
         raise DataError(f"{location}: expected {kind}, found none")
+    if path is not None and source.files is not None:
+        if is_folder(path):
+            add_files(source.account, source, path, kind)
+        else:
+            source.account.use("files", 1)
+    source.account.use("examples", len(source))
     return source
 
 

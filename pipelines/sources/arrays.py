@@ -45,6 +45,7 @@ class Arrays(Source):
         self._length = _common_length(path, self._arrays)
         self.features = tuple(_feature(path, name, a) for name, a in self._arrays.items())
         files, root = _files(path)
+        self.files = files
         self.description = f"arrays, {self._length} rows {fingerprint(files, root, contents=True)}"
 
     def __len__(self) -> int:

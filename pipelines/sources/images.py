@@ -171,6 +171,7 @@ class ImageFolder(Source):
 
     def __init__(self, folder: AnyPath, paths: Sequence[AnyPath], options: Options) -> None:
         self._folder, self._paths = folder, list(paths)
+        self.files = self._paths
         self._classes = class_names(self._paths, folder)
         self._coding = coding_for(self._paths, options)
         self.features = (self._coding.feature(), *label_features(self._classes))

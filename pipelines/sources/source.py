@@ -6,15 +6,18 @@ import abc
 import functools
 import hashlib
 import os
+import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from pathlib import Path, PurePath
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
+from pipelines.sources.account import Account
 from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
@@ -67,10 +70,24 @@ class Source(abc.ABC):
     Attributes:
         features: Features of every example.
         description: Description of the examples for the index, which differs if the examples do.
+        files: The files that are read; None: not those of a folder that the user chose.
+        skipped: Reasons by file for further files that the source knows and does not read.
     """
 
     features: tuple[Feature, ...]
     description: str
+    files: Sequence[AnyPath] | None = None
+    skipped: Mapping[AnyPath, str] = {}
+
+    @functools.cached_property
+    def account(self) -> Account:
+        """What became of the contents of the source when it was opened. Workers do not get it."""
+        return Account()
+
+    @functools.cached_property
+    def changes(self) -> Account:
+        """What was done to the examples that were read since it was deleted."""
+        return Account()
 
     def __getstate__(self) -> dict[str, object]:
         """Leaves out cached properties, which every worker process computes itself."""
@@ -111,7 +128,8 @@ def fingerprint(paths: Sequence[AnyPath], root: AnyPath, *, contents: bool = Fal
         if contents:
             with path.open("rb") as file:
                 mark = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{os.path.relpath(path, str(root))}\0{status.st_size}\0{mark}\n".encode())
+        name = os.path.relpath(path, str(root))
+        digest.update(os.fsencode(f"{name}\0{status.st_size}\0{mark}\n"))
     return digest.hexdigest()[:16]
 
 
@@ -121,9 +139,81 @@ def _listing(folder: RemotePath) -> Mapping[str, tuple[int, str]]:
     return folder.files()
 
 
+class Listing(NamedTuple):
+    """All files below a folder.
+
+    Attributes:
+        files: Those that may be data, in sorted order.
+        num_clutter: Number of files that systems create.
+        left_out: Other files by the reason why they cannot be data.
+    """
+
+    files: list[Any]
+    num_clutter: int
+    left_out: Mapping[str, list[AnyPath]]
+
+
+#: Files and folders, in lowercase, that operating systems and editors create in every folder.
+_CLUTTER = re.compile(
+    r"\.ds_store|thumbs\.db|ehthumbs\.db|desktop\.ini|\.directory|\.localized|\._.*|__macosx|@eadir|"
+    r"\.git|\.gitignore|\.gitattributes|\.ipynb_checkpoints|\.trashes|\.spotlight-v100|\.fseventsd"
+)
+
+
+@functools.lru_cache(maxsize=8)
+def listing(folder: AnyPath) -> Listing:
+    """Returns all files below a folder, also behind links. It is listed only once."""
+    everything: list[tuple[Any, str]]
+    if isinstance(folder, RemotePath):
+        everything = [(folder / name, "") for name in sorted(_listing(folder))]
+    else:
+        everything = sorted(_walk(folder)) if folder.is_dir() else []
+    files, num_clutter, left_out = [], 0, defaultdict[str, list[AnyPath]](list)
+    for path, problem in everything:
+        parts = storage.relative(path, folder).parts
+        if any(_CLUTTER.fullmatch(part.lower()) for part in parts):
+            num_clutter += 1
+        elif problem or any(part.startswith(".") for part in parts):
+            left_out[problem or "hidden"].append(path)
+        else:
+            files.append(path)
+    return Listing(files, num_clutter, left_out)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yields every file and, if it cannot be read, the reason. Follows links, but not in circles.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    waiting = [(str(folder), frozenset([_identity(folder.stat())]))]
+    while waiting:
+        directory, above = waiting.pop()
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                try:
+                    status = entry.stat()
+                except OSError:
+                    yield path, "broken link"
+                    continue
+                identity = _identity(status)
+                if not entry.is_dir():
+                    yield path, "" if entry.is_file() else "no regular file"
+                elif identity in above:
+                    yield path, "link to a folder that contains it"
+                else:
+                    waiting.append((entry.path, above | {identity}))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 def list_again() -> None:
-    """Forgets which objects a folder has."""
+    """Forgets which files a folder has."""
     _listing.cache_clear()
+    listing.cache_clear()
 
 
 def is_folder(path: AnyPath) -> bool:
@@ -131,30 +221,36 @@ def is_folder(path: AnyPath) -> bool:
     return path.is_dir() if isinstance(path, Path) else bool(_listing(path))
 
 
+def has_suffix(path: AnyPath | PurePath, suffixes: Collection[str]) -> bool:
+    """Returns whether the name of a file ends with one of these suffixes, in any case."""
+    return path.suffix.lower() in suffixes
+
+
 def has_files(location: str, suffixes: Collection[str]) -> bool:
     """Returns whether a location is a file with one of the suffixes, or a folder of such files."""
     path = storage.at(location)
-    return bool(files_below(path, suffixes)) if is_folder(path) else path.suffix in suffixes
+    return bool(files_below(path, suffixes)) if is_folder(path) else has_suffix(path, suffixes)
 
 
 def files_below(folder: AnyPath, suffixes: Collection[str] | None = None) -> list[Any]:
     """Returns all files with one of the suffixes, without hidden files, in sorted order."""
-    if isinstance(folder, RemotePath):
-        names = [
-            name
-            for name in _listing(folder)
-            if not any(part.startswith(".") for part in name.split("/"))
-            and (suffixes is None or PurePosixPath(name).suffix.lower() in suffixes)
-        ]
-        return [folder / name for name in sorted(names)]
-    found = []
-    for directory, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            wanted = suffixes is None or Path(name).suffix.lower() in suffixes
-            if wanted and not name.startswith("."):
-                found.append(Path(directory, name))
-    return sorted(found)
+    files = listing(folder).files
+    return [path for path in files if suffixes is None or has_suffix(path, suffixes)]
+
+
+def add_files(account: Account, source: Source, folder: AnyPath, kind: str) -> None:
+    """Adds every file below a folder to an account: used by a source, or left out."""
+    found = listing(folder)
+    used = set(source.files or ())
+    account.use("files", len(used))
+    account.add_clutter("files", found.num_clutter)
+    others = defaultdict(list, found.left_out)
+    for path in found.files:
+        if path not in used:
+            others[source.skipped.get(path, f"not read by --from {kind}")].append(path)
+    for reason, paths in others.items():
+        names = (storage.relative(path, folder) for path in paths[:3])
+        account.leave_out("files", reason, *names, count=len(paths))
 
 
 def class_names(paths: Iterable[AnyPath], folder: AnyPath) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class Table(Source):
     """Rows of a table as examples, with its columns as features."""
 
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
-        self._files, self._root, self._options = list(files), root, options
+        self.files, self._root, self._options = list(files), root, options
         self._fill, self._label = _parse_fill(options.fill), (label := options.label)
         if len(self) == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
@@ -87,7 +87,7 @@ class Table(Source):
 
     @functools.cached_property
     def _rows(self) -> table_files.Rows:
-        return table_files.read(self._files, self._root, self._options)
+        return table_files.read(self.files, self._root, self._options)
 
     @functools.cached_property
     def _filled(self) -> Any:
@@ -141,7 +141,7 @@ class Table(Source):
         encoding = "raw" if dtype == "float64" else "list"
         if kind not in _NUMBERS or (encoding == "raw" and None in shape):
             raise DataError(
-                f"{self._files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
+                f"{self.files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
                 "to numbers (float32 in lists), text or binary, or drop it"
             )
         return Feature.model_validate(

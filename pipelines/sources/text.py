@@ -38,6 +38,7 @@ class Text(Source):
 
     def __init__(self, folder: AnyPath, files: Sequence[AnyPath], whole_files: bool) -> None:
         self._folder, self._files, self._whole_files = folder, list(files), whole_files
+        self.files = self._files
         self._classes = class_names(files, folder)
         if whole_files:
             self._lines = np.array([(i, 0, 0) for i in range(len(files))], np.int64).reshape(-1, 3)

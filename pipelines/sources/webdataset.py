@@ -69,7 +69,7 @@ class WebDataset(Source):
     def __init__(self, tars: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
         of_tars = storage.in_order(lambda tar: list(_samples(tar)), tars, root)
         self._samples = [sample for of_tar in of_tars for sample in of_tar]
-        self._root = root
+        self._root, self.files = root, list(tars)
         if not self._samples:
             raise DataError(f"{root}: expected tar files with examples, found none")
         self._kinds = _common_kinds(self._samples)
