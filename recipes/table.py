@@ -18,20 +18,20 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import Field
 from sklearn.preprocessing import StandardScaler
 
 import pipelines
 import tfdist
 from pipelines.sources import table_files, types
 from pipelines.sources.source import Options
-from recipes import _class_folders, _plots
+from recipes import _class_folders, _plots, _settings
 from tfdist import data, optimizers, schedules, train
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
@@ -52,21 +52,35 @@ _UNKNOWN = 0  # code of words that are not in the training rows
 _ROWS_AT_ONCE = 1 << 16  # of which statistics are summed in float64
 
 
-class Hyperparameters(BaseModel):
+class Hyperparameters(_settings.TableSettings):
     """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     label: str | None = None  # the column to predict; default: label, target, class, y or the last
-    ignore: list[str] = []  # columns that are not features, such as an id
+    ignore: list[str] = Field([])  # columns that are not features, such as an id
     task: Literal["auto", "classification", "regression"] = "auto"
-    units: list[int] = [64, 64]
+    units: list[int] = Field([64, 64])
     dropout: float = Field(0.1, ge=0, lt=1)
     width: int = Field(8, ge=1)  # of the embedding of a text column
     class_weights: Literal["none", "balanced"] = "none"
-    # NAME=TYPE for each column whose type is not as it seems, such as zip=text
-    column: Annotated[list[str], BeforeValidator(lambda x: [x] if isinstance(x, str) else x)] = []
-    encoding: str | None = None  # of CSV and JSON files; default: detected
-    delimiter: str | None = None  # of CSV files; default: detected
-    quote: str | None = None  # of CSV files, or none
+
+
+class Columns(dict[str, np.ndarray]):
+    """Columns of files as arrays of numbers or text, by name; missing values are NaN or empty.
+
+    Attributes:
+        rows: The rows that were read; None for built-in data.
+    """
+
+    rows: table_files.Rows | None = None
+
+    def row(self, number: int) -> str:
+        """Returns the file and row of a row, for error messages."""
+        return self.rows.locate(number) if self.rows else f"row {number + 1}"
+
+    def why_text(self, name: str) -> str:
+        """Returns why a column is text."""
+        readings = self.rows.readings if self.rows else ()
+        return next((r.why for r in readings if r.name == name), "")
 
 
 class Table(NamedTuple):
@@ -207,9 +221,9 @@ def _read(
         DataError: A column cannot be a feature, or the splits have different columns.
     """
     if location == data.SYNTHETIC:
-        columns, held_out = _noise(), None
+        columns, held_out = Columns(_noise()), None
     elif location == data.SMALL:
-        columns, held_out = _tumours(), None
+        columns, held_out = Columns(_tumours()), None
     else:
         columns, held_out = _files(location, options)
     names = [name for name in columns if name not in ignore]
@@ -223,27 +237,31 @@ def _read(
         raise DataError(
             f"--data {location}: the validation split has no column {sorted(other)[0]!r}."
         )
-    columns = {name: columns[name] for name in names}
     _check_lengths(
         location, len(columns[label]), None if held_out is None else len(held_out[label])
     )
-    for rows in (columns, held_out or {}):
-        _check_values(location, {n: rows[n] for n in names if n in rows}, label)
+    if len(names) < 2:
+        raise DataError(
+            f"--data {location}: {label!r} is the only column, and no features are left."
+        )
+    for part in (columns, held_out or Columns()):
+        _check_values(location, part, [name for name in names if name in part], label)
     if held_out is not None:
-        _check_kinds(location, columns, held_out)
+        _check_kinds(location, columns, held_out, names)
     classes = _classes(location, columns[label], label, task)
+    train, validation = ({n: part[n] for n in names} for part in (columns, held_out or columns))
     if held_out is None:
         is_held_out = _held_out(columns[label], len(classes) > 0)
-        order = np.random.default_rng(0).permutation(len(is_held_out))
-        held_out = {n: columns[n][order][is_held_out[order]] for n in names}
-        columns = {n: columns[n][order][~is_held_out[order]] for n in names}
-        if not len(held_out[label]):
+        if not is_held_out.any():
             raise DataError(
                 f"--data {location}: every fifth row of each class of {label!r} is held out, and "
-                f"no class has {_NTH} rows. Add rows, or a folder with train.csv and "
+                f"no class has {_NTH} rows. Add rows, or use a folder with train.csv and "
                 "validation.csv."
             )
-    return _encoded(location, columns, held_out, label, classes)
+        order = np.random.default_rng(0).permutation(len(is_held_out))
+        validation = {n: columns[n][order][is_held_out[order]] for n in names}
+        train = {n: columns[n][order][~is_held_out[order]] for n in names}
+    return _encoded(location, train, validation, label, classes)
 
 
 def _held_out(target: np.ndarray, is_class: bool) -> np.ndarray:
@@ -292,9 +310,7 @@ def _encoded(
         numbers = tuple(n for n in numbers if n not in empty)
     texts = {n: np.unique(columns[n]) for n in names if not _is_number(columns[n])}
     if not numbers and not texts:
-        raise DataError(
-            f"--data {location}: {label!r} is the only column, and no features are left."
-        )
+        raise DataError(f"--data {location}: no column besides {label!r} has values.")
     means = {n: np.nanmean(columns[n].astype("float64")) for n in numbers}
 
     def rows(part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -342,38 +358,39 @@ def _is_number(column: np.ndarray) -> bool:
     return column.dtype.kind in "biuf"
 
 
-def _check_values(location: str, rows: Mapping[str, np.ndarray], label: str) -> None:
+def _check_values(location: str, columns: Columns, names: list[str], label: str) -> None:
     """Raises `DataError` if the label of a row is missing, or a number is infinite."""
-    for name, column in rows.items():
+    for name in names:
+        column, what = columns[name], "finite number"
         if column.dtype.kind == "f":
             wrong = ~np.isfinite(column) if name == label else np.isinf(column)
+        elif name == label and not _is_number(column):
+            wrong, what = column == "", "class"
         else:
-            wrong = column == "" if name == label and not _is_number(column) else np.array([False])
+            continue
         if wrong.any():
             row = int(wrong.argmax())
-            what = "finite number" if column.dtype.kind == "f" else "class"
             raise DataError(
-                f"--data {location}: column {name!r} has no {what} in {wrong.sum()} "
-                f"rows; row {row + 1} below the header has {str(column[row])!r}. Correct or remove "
-                "these rows."
+                f"--data {location}: column {name!r} has no {what} in {wrong.sum()} rows; "
+                f"{columns.row(row)} has {str(column[row])!r}. Correct or remove these rows."
             )
 
 
-def _check_kinds(
-    location: str, columns: Mapping[str, np.ndarray], held_out: Mapping[str, np.ndarray]
-) -> None:
+def _check_kinds(location: str, columns: Columns, held_out: Columns, names: list[str]) -> None:
     """Raises `DataError` if a column has numbers in one split, and text in the other."""
-    for name in columns:
+    for name in names:
         if _is_number(columns[name]) != _is_number(held_out[name]):
+            text = held_out if _is_number(columns[name]) else columns
             raise DataError(
                 f"--data {location}: column {name!r} has numbers in one split and text in the "
-                f"other. Use the same in both, or --set ignore=[{name}]."
+                f"other: {text.why_text(name)}. Use the same in both, --set column={name}=text, or "
+                f"--set ignore=[{name}]."
             )
 
 
 def _files(
     location: str, options: Options = Options()  # noqa: B008 -- it is frozen
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:  # fmt: skip
+) -> tuple[Columns, Columns | None]:  # fmt: skip
     """Returns the columns of a table and, if its folder has one, those of the validation split."""
     path = Path(location)
     if path.is_file():
@@ -393,8 +410,8 @@ def _files(
     return _columns(training or found, path, options), None
 
 
-def _columns(files: list[Path], root: Path, options: Options) -> dict[str, np.ndarray]:
-    """Returns the columns of tables as arrays of numbers or text; missing values are NaN or empty.
+def _columns(files: list[Path], root: Path, options: Options) -> Columns:
+    """Returns the columns of tables.
 
     Raises:
         DataError: A file cannot be read, or its columns differ from those of the others.
@@ -404,10 +421,15 @@ def _columns(files: list[Path], root: Path, options: Options) -> dict[str, np.nd
     try:
         rows = table_files.read(files, root, options)
     except pipelines.DataError as error:
-        raise DataError(as_settings(str(error))) from None
-    if tfdist.is_chief():
-        print(types.described(rows.readings))
-    columns = {}
+        raise DataError(_settings.in_settings(str(error))) from None
+    account = pipelines.Account()
+    account.use("files", len(files))
+    account.use("rows", len(rows.table))
+    rows.report(account)
+    _print(_settings.in_settings(types.described(rows.readings)))
+    _print(str(account))
+    columns = Columns()
+    columns.rows = rows
     for reading in rows.readings:
         if reading.kind == "left out":
             continue
@@ -425,6 +447,11 @@ def _columns(files: list[Path], root: Path, options: Options) -> dict[str, np.nd
             column = column.cast(pa.string()).fill_null("")
         columns[reading.name] = column.to_numpy()  # missing numbers become NaN
     return columns
+
+
+def _print(text: str) -> None:
+    if tfdist.is_chief():
+        print(text)
 
 
 def _tumours() -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.sources.account import Account
+from pipelines.sources.types import Reading
 from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
@@ -72,12 +73,14 @@ class Source(abc.ABC):
         description: Description of the examples for the index, which differs if the examples do.
         files: The files that are read; None: not those of a folder that the user chose.
         skipped: Reasons by file for further files that the source knows and does not read.
+        readings: What each column of a table was read as.
     """
 
     features: tuple[Feature, ...]
     description: str
     files: Sequence[AnyPath] | None = None
     skipped: Mapping[AnyPath, str] = {}
+    readings: Sequence[Reading] = ()
 
     @functools.cached_property
     def account(self) -> Account:

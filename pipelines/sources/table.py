@@ -49,7 +49,8 @@ class Table(Source):
     """Rows of a table as examples, with its columns as features."""
 
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
-        self.files, self._root, self._options = list(files), root, options
+        self._files = self.files = list(files)
+        self._root, self._options = root, options
         self._fill, self._label = _parse_fill(options.fill), (label := options.label)
         if len(self) == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
@@ -69,6 +70,9 @@ class Table(Source):
         self.description += f", gaps filled: {self._fill}" if self._fill else ""
         given = options.model_dump(include=set(table_files.OPTIONS), exclude_defaults=True)
         self.description += f", read as {given}" if given else ""
+        self.readings = tuple(self._rows.readings)
+        self._rows.report(self.account)
+        self._report_rows()
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -85,9 +89,16 @@ class Table(Source):
                     row[name] = coding.encode(row[name], f"{place}: {name}")
                 yield row
 
+    def _report_rows(self) -> None:
+        self.account.use("rows", len(self))
+        dropped = np.setdiff1d(np.arange(len(self._filled)), self._kept)
+        places = (self._rows.locate(int(row)) for row in dropped[:_NUM_NAMED])
+        reason = "has empty cells (--drop-gaps)"
+        self.account.leave_out("rows", reason, *places, count=len(dropped))
+
     @functools.cached_property
     def _rows(self) -> table_files.Rows:
-        return table_files.read(self.files, self._root, self._options)
+        return table_files.read(self._files, self._root, self._options)
 
     @functools.cached_property
     def _filled(self) -> Any:
@@ -141,7 +152,7 @@ class Table(Source):
         encoding = "raw" if dtype == "float64" else "list"
         if kind not in _NUMBERS or (encoding == "raw" and None in shape):
             raise DataError(
-                f"{self.files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
+                f"{self._files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
                 "to numbers (float32 in lists), text or binary, or drop it"
             )
         return Feature.model_validate(

@@ -16,6 +16,7 @@ import numpy as np
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.sources import delimited, json_lines, types
+from pipelines.sources.account import Account
 from pipelines.sources.source import Options
 from pipelines.storage import AnyPath, RemotePath
 
@@ -31,7 +32,6 @@ class Rows(NamedTuple):
     Attributes:
         table: The Arrow table, with columns of images as their bytes.
         readings: What each column was read as.
-        left_out: Reasons by the name of each column that was not read.
         notes: How files were decoded, by file, where it is not the usual way.
         files: The files.
         starts: The number of the first row of each file, and the number of rows.
@@ -39,7 +39,6 @@ class Rows(NamedTuple):
 
     table: Any
     readings: list[types.Reading]
-    left_out: dict[str, str]
     notes: dict[AnyPath, str]
     files: list[AnyPath]
     starts: np.ndarray
@@ -47,6 +46,12 @@ class Rows(NamedTuple):
     def locate(self, row: int) -> str:
         """Returns the file and the row in it, counted from 1, of a row of the table."""
         return _located(self.files, self.starts, row)
+
+    def report(self, account: Account) -> None:
+        """Adds the columns, and how files were decoded, to an account."""
+        types.report(self.readings, account)
+        for file, note in self.notes.items():
+            account.change("files", note, file.name, guessed="guess" in note)
 
     def file_of(self, row: int) -> AnyPath:
         """Returns the file of a row of the table."""
@@ -97,9 +102,9 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
         decimal_comma=any(part.is_semicolon for part in parts),
     )
     left_out = {name: why for part in parts for name, why in part.left_out.items()}
-    left_out |= {r.name: r.why for r in readings if r.kind == "left out"}
+    readings += [types.Reading(name, "left out", why) for name, why in left_out.items()]
     notes = {file: part.note for file, part in zip(files, parts, strict=True) if part.note}
-    return Rows(table, readings, left_out, notes, list(files), starts)
+    return Rows(table, readings, notes, list(files), starts)
 
 
 class _Part(NamedTuple):

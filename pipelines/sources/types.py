@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipelines.errors import DataError
+from pipelines.sources.account import Account
 
 #: Cells of delimited text that mean "no value", as for pandas.
 _MISSING = {
@@ -105,13 +106,29 @@ def parse(given: Sequence[str]) -> dict[str, str]:
     return types
 
 
-def described(readings: Sequence[Reading]) -> list[tuple[str, str, str]]:
-    """Returns rows of a table: columns, what they were read as, and why. Equal ones share a row."""
-    names: dict[tuple[str, str], list[str]] = {}
+def described(readings: Sequence[Reading]) -> str:
+    """Returns lines with the columns, what they were read as, and why."""
+    names: dict[Reading, list[str]] = {}
     for reading in readings:
-        why = reading.why + (" (a guess: --column overrules it)" if reading.is_guess else "")
-        names.setdefault((reading.kind, why), []).append(reading.name)
-    return [(_shortened(columns), kind, why) for (kind, why), columns in names.items()]
+        names.setdefault(reading._replace(name=""), []).append(reading.name)
+    rows = [("column", "read as", "why")]
+    for reading, columns in names.items():
+        why = reading.why + (" (a guess)" if reading.is_guess else "")
+        rows.append((_shortened(columns), reading.kind, why))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    return "\n".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
+
+
+def report(readings: Sequence[Reading], account: Account) -> None:
+    """Adds columns to an account."""
+    used = [reading for reading in readings if reading.kind != "left out"]
+    account.use("columns", len(used))
+    for reading in readings:
+        if reading.kind == "left out":
+            account.leave_out("columns", reading.why, reading.name)
+        else:
+            change = f"read as {reading.kind}, {reading.why}"
+            account.change("columns", change, reading.name, guessed=reading.is_guess)
 
 
 def _shortened(names: Sequence[str]) -> str:
