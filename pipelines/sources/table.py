@@ -21,7 +21,7 @@ import numpy as np
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
-from pipelines.sources import images, table_files
+from pipelines.sources import images, table_files, types
 from pipelines.sources.source import (
     Example,
     Options,
@@ -102,13 +102,24 @@ class Table(Source):
 
     @functools.cached_property
     def _filled(self) -> Any:
-        """The table, in which some columns may still have empty cells."""
+        """The table, in which some columns may still have empty cells.
+
+        Cells of delimited text are texts, unless the user says what to do with empty ones.
+        """
+        import pyarrow.compute as pc
+
         table = self._rows.table
-        for name, value in self._fill.items():
-            if name not in table.column_names:
-                raise DataError(f"--fill: expected one of {table.column_names}, got {name!r}")
-            place = table.column_names.index(name)
-            table = table.set_column(place, name, _with_value(table[name], name, value))
+        if unknown := [name for name in self._fill if name not in table.column_names]:
+            raise DataError(f"--fill: expected one of {table.column_names}, got {unknown[0]!r}")
+        for place, name in enumerate(table.column_names):
+            column, is_filled = table[name], name in self._fill
+            if name in self._rows.cells and str(column.type) == "string":
+                if is_filled or self._options.drop_gaps:
+                    column = pc.if_else(types.with_gaps(column).is_null(), None, column)
+                elif name == self._label:
+                    column = pc.if_else(pc.equal(column, ""), None, column)
+            column = _with_value(column, name, self._fill[name]) if is_filled else column
+            table = table.set_column(place, name, column)
         return table
 
     @functools.cached_property

@@ -32,6 +32,7 @@ class Rows(NamedTuple):
     Attributes:
         table: The Arrow table, with columns of images as their bytes.
         readings: What each column was read as.
+        cells: Names of columns of delimited text.
         notes: How files were decoded, by file, where it is not the usual way.
         files: The files.
         starts: The number of the first row of each file, and the number of rows.
@@ -39,6 +40,7 @@ class Rows(NamedTuple):
 
     table: Any
     readings: list[types.Reading]
+    cells: frozenset[str]
     notes: dict[AnyPath, str]
     files: list[AnyPath]
     starts: np.ndarray
@@ -94,9 +96,10 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
             f"{files[0].parent}: files with different columns: {error}; convert the files, or "
             "read the column as text in all of them"
         ) from None
+    cells = frozenset[str]().union(*(part.cells for part in parts))
     table, readings = types.read_columns(
         table,
-        set[str]().union(*(part.cells for part in parts)),
+        cells,
         given,
         lambda row: _located(files, starts, row),
         decimal_comma=any(part.is_semicolon for part in parts),
@@ -104,7 +107,7 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
     left_out = {name: why for part in parts for name, why in part.left_out.items()}
     readings += [types.Reading(name, "left out", why) for name, why in left_out.items()]
     notes = {file: part.note for file, part in zip(files, parts, strict=True) if part.note}
-    return Rows(table, readings, notes, list(files), starts)
+    return Rows(table, readings, cells, notes, list(files), starts)
 
 
 class _Part(NamedTuple):

@@ -32,6 +32,8 @@ _MISSING_NUMBERS = _MISSING | {
     "Null",
 }
 _NUM_NAMED = 6
+_MOST = 0.5  # a column with more numbers may be one of numbers
+_ZONE = r"(?:([0-9]:[0-9]{2}(?:\.[0-9]+)?))(?:Z|[-+][0-9]{2}:?[0-9]{2})$"
 _HEAD = 200  # cells that decide which forms are tried on a whole column
 
 _DIGITS = r"[0-9]+"
@@ -188,8 +190,8 @@ def days(column: Any) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    utc = pc.replace_substring_regex(column, r"(Z|[+-][0-9]{2}:?[0-9]{2})$", "")
-    seconds = utc.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
+    local = pc.replace_substring_regex(column, _ZONE, r"\1")
+    seconds = local.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.divide(seconds, 86_400e6)
 
 
@@ -237,46 +239,45 @@ def _given(column: Any, name: str, kind: str, locate: Callable[[int], str]) -> t
 def _cells(
     column: Any, name: str, decimal_comma: bool, locate: Callable[[int], str]
 ) -> tuple[Any, Reading]:
-    """Returns a column of delimited text as numbers, booleans, dates or text."""
+    """Returns a column of delimited text as numbers, booleans, dates or unchanged text."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    values = _without(column, _MISSING)
+    values, numbers = with_gaps(column), _without(column, _MISSING_NUMBERS)
     if values.null_count == len(values):
         return pa.chunked_array([pa.nulls(len(values))]), Reading(name, "empty", "has no value")
-    numbers = _without(column, _MISSING_NUMBERS)
-    head = numbers.drop_null()[:_HEAD]
-    forms = [_PLAIN, *([_COMMA, _POINT] if decimal_comma else [_POINT, _COMMA]), _SPACE]
-    suffix = ""
+    suffix, head = "", numbers.drop_null()[:_HEAD]
     if len(head) and _all(head, r"%$"):
-        suffix, numbers = (
-            ", percent signs removed",
-            pc.replace_substring_regex(numbers, r"\s*%$", ""),
-        )
+        suffix = ", percent signs removed"
+        numbers = pc.replace_substring_regex(numbers, r"\s*%$", "")
         head = numbers.drop_null()[:_HEAD]
-    why = "not all cells are numbers or dates"
+    forms = [_PLAIN, *([_COMMA, _POINT] if decimal_comma else [_POINT, _COMMA]), _SPACE]
     for form in forms if len(head) else ():
-        if not _all(head, form.pattern):
-            continue
-        if not _all(numbers, form.pattern):
-            row = pc.index(pc.match_substring_regex(numbers, form.pattern), False).as_py()
-            why = f"{locate(row)} has {str(column[row].as_py())[:40]!r} among numbers"
-            continue
-        result, reading = _parsed(numbers, name, form, suffix)
-        if reading.kind == "text":
-            return column, reading
-        return result, reading._replace(why=reading.why + _missing_note(column, result, values))
-    lower = pc.utf8_lower(values)
-    if pc.all(pc.is_in(lower, pa.array(["true", "false"])), skip_nulls=True).as_py():
-        result = pc.if_else(pc.is_null(values), None, pc.equal(lower, "true"))
-        return result, Reading(name, "boolean", "all cells are true or false")
-    text = pc.if_else(pc.is_null(values), None, column)
-    try:
-        _iso_dates(values[:_HEAD])
-        _iso_dates(values)
-        return values, Reading(name, "date", "all cells are ISO 8601, stored as text")
-    except pa.ArrowException:
-        return text, Reading(name, "text", why + _missing_note(column, text, values))
+        if _all(head, form.pattern) and _all(numbers, form.pattern):
+            result, reading = _parsed(numbers, name, form, suffix)
+            if reading.kind == "text":
+                break
+            return result, reading._replace(why=reading.why + _gaps_note(column, result))
+    else:
+        reading = Reading(name, "text", _why_text(column, numbers, locate))
+        lower = pc.utf8_lower(values)
+        if pc.all(pc.is_in(lower, pa.array(["true", "false"])), skip_nulls=True).as_py():
+            result = pc.if_else(pc.is_null(values), None, pc.equal(lower, "true"))
+            return result, Reading(name, "boolean", "all cells are true or false")
+        if _are_dates(values[:_HEAD]) and _are_dates(values):
+            return values, Reading(name, "date", "all cells are ISO 8601, stored as text")
+    return column.fill_null(""), reading._replace(why=reading.why + _gaps_note(column, values))
+
+
+def _why_text(column: Any, numbers: Any, locate: Callable[[int], str]) -> str:
+    """Returns why a column is not one of numbers, and where, if most of its cells are."""
+    import pyarrow.compute as pc
+
+    is_number = pc.match_substring_regex(numbers, _FLOAT)
+    if (pc.mean(is_number.slice(0, _HEAD)).as_py() or 0) <= _MOST:
+        return "no numbers, dates or booleans"
+    row = pc.index(is_number, False).as_py()
+    return f"{locate(row)} has {column[row].as_py()[:40]!r} among numbers"
 
 
 def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Reading]:
@@ -361,20 +362,24 @@ def _special_values(column: Any) -> str:
     return "".join(f", {count} {name}" for name, count in counts.items() if count)
 
 
-def _missing_note(column: Any, result: Any, values: Any) -> str:
-    """Names cells with text that count as missing."""
+def _gaps_note(column: Any, result: Any) -> str:
+    """Counts empty cells, and names words that mean no value."""
     import pyarrow.compute as pc
 
     spelled = pc.and_(pc.is_null(result), pc.is_valid(column))
-    if not (count := pc.sum(spelled).as_py()):
-        return _special_values(result)
-    words = pc.unique(column.filter(spelled)).to_pylist()[:3]
-    shown = ", ".join(map(repr, words))
-    return f"; {count} cells count as missing: {shown}" + _special_values(result)
+    note = f", {column.null_count} empty cells" if column.null_count else ""
+    if count := pc.sum(spelled).as_py():
+        words = ", ".join(map(repr, pc.unique(column.filter(spelled)).to_pylist()[:3]))
+        note += f", {count} without a value: {words}"
+    return note + _special_values(result)
+
+
+def with_gaps(column: Any) -> Any:
+    """Returns the trimmed cells of text, with null for those that mean no value, such as NA."""
+    return _without(column, _MISSING)
 
 
 def _without(column: Any, missing: Collection[str]) -> Any:
-    """Returns trimmed cells, with null for those that mean no value."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -390,13 +395,24 @@ def _replaced(values: Any, replace: Sequence[tuple[str, str]]) -> Any:
     return values
 
 
+def _are_dates(values: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        _iso_dates(values)
+    except pa.ArrowException:
+        return False
+    return True
+
+
 def _iso_dates(values: Any, form: str = "") -> Any:
     """Returns dates as ISO 8601 text. Raises Arrow's error if one is not of this form."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not form:
-        values.cast(pa.timestamp("us")) if pa.types.is_string(values.type) else None
+        if pa.types.is_string(values.type):
+            pc.replace_substring_regex(values, _ZONE, r"\1").cast(pa.timestamp("us"))
         return values.cast(pa.string())
     parsed = pc.strptime(values, form, "s")
     has_time = any(letter in form for letter in ("%H", "%I", "%T"))

@@ -103,7 +103,7 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
         (
             "a,b\n1,x\n,\n3,NA\n",
             {},
-            "row 2 below the header; column 'b', row 2 .* 1 more",
+            "row 2 below the header: fill",
         ),
         (CSV, {"fill": ("sen=x",)}, r"--fill: expected one of \['age', 'height'.*got 'sen'"),
         (
@@ -131,7 +131,7 @@ def test_invalid_tables_are_rejected(
 def test_other_columns_in_one_folder(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "b.csv").write_text("b\n1\n")
-    with pytest.raises(DataError, match="b.csv: has no column 'a', which .*a.csv has"):
+    with pytest.raises(DataError, match=r"b\.csv: has no column 'a', which .*a\.csv has"):
         opened.source(tmp_path)
 
 
