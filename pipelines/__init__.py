@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pipelines.reading.tuning import without_autotuning as without_autotuning
     from pipelines.sources.account import Account as Account
     from pipelines.sources.account import load_account as load_account
+    from pipelines.sources.splits import find_splits as find_splits
     from pipelines.writing.write import write_shards as write_shards
 
 _ATTRIBUTES = {
@@ -41,6 +42,7 @@ _ATTRIBUTES = {
     "Shard": "pipelines.format.index",
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
+    "find_splits": "pipelines.sources.splits",
     "load_account": "pipelines.sources.account",
     "load_index": "pipelines.format.index",
     "peek": "pipelines.reading.position",
@@ -62,6 +64,7 @@ __all__ = [
     "Shard",
     "Source",
     "Tuning",
+    "find_splits",
     "load_account",
     "load_index",
     "mix",

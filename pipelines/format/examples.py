@@ -177,7 +177,10 @@ def _checked_strings(value: object, feature: Feature) -> list[bytes]:
             f"feature {feature.name!r}: expected text or bytes of shape {feature.shape}, got "
             f"{type(value).__name__} of shape {array.shape}"
         )
-    return [e.encode() if isinstance(e, str) else e for e in array.ravel()]
+    # Names of files may contain bytes that are not UTF-8.
+    return [
+        e.encode("utf-8", "surrogateescape") if isinstance(e, str) else e for e in array.ravel()
+    ]
 
 
 def _checked_numbers(value: object, feature: Feature) -> np.ndarray:

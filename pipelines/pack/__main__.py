@@ -175,7 +175,13 @@ def _add_flags_of_parts(parser: ArgumentParser) -> None:
 def _add_source_flags(parser: ArgumentParser) -> None:
     """Adds the flags that only some sources accept, by the names in `sources.source.Options`."""
     group = parser.add_argument_group("options of some sources")
-    group.add_argument("--split", help="tfds, cifar, celeba, imagenet: train, test, ...")
+    group.add_argument("--split", help="the split to pack: train, test, ...")
+    group.add_argument(
+        "--splits",
+        metavar="NAMES",
+        help="names of folders or files that are splits, as train=Trn,test=Tst; none: no splits; "
+        "default: by words such as train, Training, val, dev, test",
+    )
     group.add_argument("--data-dir", metavar="DIR", help="tfds: folder of prepared data sets")
     group.add_argument("--label", help="tables: the column of class names")
     group.add_argument(

@@ -29,6 +29,7 @@ from pipelines.sources.source import (
 from pipelines.storage import AnyPath
 
 OPTIONS: frozenset[str] = frozenset()
+SUFFIXES = frozenset({".npy", ".npz"})
 
 
 def fits(location: str) -> bool:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
+from pipelines.sources.account import printable
 from pipelines.sources.source import (
     Example,
     Options,
@@ -191,7 +192,7 @@ class ImageFolder(Source):
                 "file": str(name),
             }
             if self._classes:
-                example["label"] = self._classes.index(name.parts[0])
+                example["label"] = self._classes.index(printable(name.parts[0]))
             yield example
 
 

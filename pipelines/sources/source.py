@@ -17,14 +17,11 @@ from pydantic import BaseModel, ConfigDict
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
-from pipelines.sources.account import Account
+from pipelines.sources.account import Account, printable
 from pipelines.sources.types import Reading
 from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
-
-#: Names of folders that hold a part of the data each, and no class.
-_SPLITS = frozenset({"train", "validation", "val", "valid", "test"})
 
 
 class Options(BaseModel):
@@ -33,6 +30,7 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     split: str | None = None
+    splits: str | None = None
     data_dir: str | None = None
     label: str | None = None
     fill: tuple[str, ...] = ()
@@ -213,10 +211,20 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+#: Files of the split that is read, by folder, if other files there belong to other splits.
+_of_split: dict[AnyPath, frozenset[AnyPath]] = {}
+
+
 def list_again() -> None:
     """Forgets which files a folder has."""
     _listing.cache_clear()
     listing.cache_clear()
+    _of_split.clear()
+
+
+def read_only(folder: AnyPath, files: Iterable[AnyPath]) -> None:
+    """Hides all other files of a folder from `files_below`."""
+    _of_split[folder] = frozenset(files)
 
 
 def is_folder(path: AnyPath) -> bool:
@@ -238,21 +246,32 @@ def has_files(location: str, suffixes: Collection[str]) -> bool:
 def files_below(folder: AnyPath, suffixes: Collection[str] | None = None) -> list[Any]:
     """Returns all files with one of the suffixes, without hidden files, in sorted order."""
     files = listing(folder).files
+    if chosen := _of_split.get(folder):
+        files = [path for path in files if path in chosen]
     return [path for path in files if suffixes is None or has_suffix(path, suffixes)]
 
 
-def add_files(account: Account, source: Source, folder: AnyPath, kind: str) -> None:
-    """Adds every file below a folder to an account: used by a source, or left out."""
-    found = listing(folder)
-    used = set(source.files or ())
+def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None, why: str) -> None:
+    """Adds every file below a folder to the account of a source: used, or left out.
+
+    Args:
+        source: An open source.
+        root: The folder that the user chose.
+        folder: The folder that the source reads: `root`, or a split in it.
+        split: The split that the source reads, if there are several.
+        why: The reason for files that the source does not read.
+    """
+    account, found, used = source.account, listing(root), set(source.files or ())
     account.use("files", len(used))
     account.add_clutter("files", found.num_clutter)
     others = defaultdict(list, found.left_out)
+    of_split = set(files_below(folder)) if split else set()
     for path in found.files:
         if path not in used:
-            others[source.skipped.get(path, f"not read by --from {kind}")].append(path)
+            reason = why if not split or path in of_split else f"not in the split {split}"
+            others[source.skipped.get(path, reason)].append(path)
     for reason, paths in others.items():
-        names = (storage.relative(path, folder) for path in paths[:3])
+        names = (storage.relative(path, root) for path in paths[:3])
         account.leave_out("files", reason, *names, count=len(paths))
 
 
@@ -260,22 +279,15 @@ def class_names(paths: Iterable[AnyPath], folder: AnyPath) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
     Raises:
-        DataError: Some files are in the folder itself and others in subfolders, or the subfolders
-            are splits that contain class folders.
+        DataError: Some files are in the folder itself and others in subfolders.
     """
-    names, loose, depth = set(), None, 0
+    names, loose = set(), None
     for path in paths:
         parts = storage.relative(path, folder).parts
-        depth = max(depth, len(parts))
         if len(parts) > 1:
-            names.add(parts[0])
+            names.add(printable(parts[0]))
         else:
             loose = path
     if names and loose:
-        raise DataError(f"{loose}: has no class; move it to one of the class folders")
-    if "train" in names and names <= _SPLITS and depth > 2:
-        raise DataError(
-            f"{folder}: contains the splits {', '.join(sorted(names))} and not classes; pack each "
-            f"one: python -m pipelines.pack {folder / 'train'} DEST/train, and so on"
-        )
+        raise DataError(f"{printable(loose)}: has no class; move it to one of the class folders")
     return tuple(sorted(names))

@@ -34,6 +34,7 @@ from pipelines.sources.source import (
 from pipelines.storage import AnyPath, RemotePath
 
 OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | table_files.OPTIONS | images.OPTIONS
+SUFFIXES = table_files.SUFFIXES
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64", "uint32": "int64"}
@@ -42,7 +43,7 @@ _NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYP
 
 def fits(location: str) -> bool:
     """Returns whether the location is a table or a folder of tables."""
-    return has_files(location, table_files.SUFFIXES)
+    return has_files(location, SUFFIXES)
 
 
 class Table(Source):
@@ -180,9 +181,9 @@ def open_source(location: str, options: Options) -> Source:
     path = storage.at(location)
     if not is_folder(path):
         return Table([path], path.parent, options)
-    if files := files_below(path, table_files.SUFFIXES):
+    if files := files_below(path, SUFFIXES):
         return Table(files, path, options)
-    raise DataError(f"{location}: expected {', '.join(table_files.SUFFIXES)} files, found none")
+    raise DataError(f"{location}: expected {', '.join(SUFFIXES)} files, found none")
 
 
 def _class_names(file: AnyPath) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipelines import storage
 from pipelines.format.feature import Feature
+from pipelines.sources.account import printable
 from pipelines.sources.images import label_features
 from pipelines.sources.source import (
     Example,
@@ -25,7 +26,7 @@ from pipelines.sources.source import (
 from pipelines.storage import AnyPath
 
 OPTIONS = frozenset({"whole_files"})
-_SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
+_SUFFIXES = SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
 
 
 def fits(location: str) -> bool:
@@ -62,7 +63,7 @@ class Text(Source):
             name = storage.relative(self._files[file], self._folder)
             example: dict[str, object] = {"text": text, "file": str(name)}
             if self._classes:
-                example["label"] = self._classes.index(name.parts[0])
+                example["label"] = self._classes.index(printable(name.parts[0]))
             yield example
 
     def _text(self, line: np.ndarray) -> bytes:

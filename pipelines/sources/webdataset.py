@@ -28,6 +28,7 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath
 
+SUFFIXES = frozenset({".tar"})
 _LABEL = "cls"
 
 

@@ -149,16 +149,6 @@ def test_file_beside_class_folders_has_no_class(tmp_path: Path) -> None:
         opened.source(tmp_path)
 
 
-@pytest.mark.parametrize("other", ["val", "validation", "test"])
-def test_folders_of_splits_are_no_classes(tmp_path: Path, other: str) -> None:
-    for split in ("train", other):
-        pictures.write_classes(tmp_path / split, 2)
-    with pytest.raises(
-        DataError, match=f"the splits .*{other}.* python -m pipelines.pack .*/train"
-    ):
-        opened.source(tmp_path)
-
-
 def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     (tmp_path / "a.txt").write_text("a line")
