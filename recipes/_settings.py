@@ -23,6 +23,7 @@ class TableSettings(TextSettings):
 
     # NAME=TYPE for each column that is not what it seems, such as zip=text
     column: Annotated[list[str], BeforeValidator(_as_list)] = []
+    splits: str | None = None  # such as train=Trn,test=Tst, or none; default: by names
     delimiter: str | None = None  # between the cells of CSV files; default: detected
     quote: str | None = None  # around the cells of CSV files, or none; default: detected
 

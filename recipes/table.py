@@ -29,7 +29,7 @@ from sklearn.preprocessing import StandardScaler
 
 import pipelines
 import tfdist
-from pipelines.sources import table_files, types
+from pipelines.sources import source, splits, table_files, types
 from pipelines.sources.source import Options
 from recipes import _class_folders, _plots, _settings
 from tfdist import data, optimizers, schedules, train
@@ -200,9 +200,8 @@ def statistics(values: np.ndarray) -> StandardScaler:
 
 def _table(config: TrainConfig) -> Table:
     hp = Hyperparameters.model_validate(config.set)
-    options = Options(
-        column=tuple(hp.column), encoding=hp.encoding, delimiter=hp.delimiter, quote=hp.quote
-    )
+    chosen = hp.model_dump(include=set(_settings.TableSettings.model_fields))
+    options = Options(**chosen)
     return _read(str(config.data), hp.label, hp.task, tuple(hp.ignore), options)
 
 
@@ -393,21 +392,43 @@ def _files(
 ) -> tuple[Columns, Columns | None]:  # fmt: skip
     """Returns the columns of a table and, if its folder has one, those of the validation split."""
     path = Path(location)
-    if path.is_file():
-        return _columns([path], path.parent, options), None
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in table_files.SUFFIXES)
-    if not found:
+    if not path.is_dir():
+        return _account(_columns([path], path.parent, options), None), None
+    source.list_again()
+    suffixes = table_files.SUFFIXES
+    try:
+        folders = pipelines.find_splits(path, options.splits)
+        files = {name: source.files_below(folder, suffixes) for name, folder in folders.items()}
+        files = files or splits.split_files(path, suffixes, options.splits)
+    except pipelines.DataError as error:
+        raise DataError(_settings.in_settings(str(error))) from None
+    training = files.get("train") or source.files_below(path, suffixes)
+    if not training:
         raise ConfigurationError(
-            f"--data {location}: expected a {', '.join(table_files.SUFFIXES)} file or a folder of "
+            f"--data {location}: expected a {', '.join(suffixes)} file or a folder of "
             "them. To try the recipe without data, use --data small."
         )
-    first = {p: p.relative_to(path).parts[0].partition(".")[0].lower() for p in found}
-    training = [p for p in found if first[p] == "train"]
-    for name in ("validation", "val", "valid", "test"):
-        validation = [p for p in found if first[p] == name]
-        if training and validation:
-            return _columns(training, path, options), _columns(validation, path, options)
-    return _columns(training or found, path, options), None
+    validation = files.get("validation") or files.get("test") if "train" in files else None
+    held_out = _columns(validation, path, options) if validation else None
+    return _account(_columns(training, path, options), held_out, path), held_out
+
+
+def _account(columns: Columns, held_out: Columns | None, folder: Path | None = None) -> Columns:
+    """Prints what the columns were read as, and what became of all files, rows and columns."""
+    account, rows = pipelines.Account(), [part.rows for part in (columns, held_out) if part]
+    files = [file for part in rows if part for file in part.files]
+    account.use("files", len(files))
+    if folder:
+        others = [file for file in source.listing(folder).files if file not in files]
+        account.leave_out("files", "not of this table", *(file.name for file in others))
+        account.add_clutter("files", source.listing(folder).num_clutter)
+    for part in filter(None, rows):
+        part.report(account)
+    if columns.rows:
+        types.report(columns.rows.readings, account)
+        _print(types.described(columns.rows.readings))
+    _print(str(account))
+    return columns
 
 
 def _columns(files: list[Path], root: Path, options: Options) -> Columns:
@@ -422,12 +443,6 @@ def _columns(files: list[Path], root: Path, options: Options) -> Columns:
         rows = table_files.read(files, root, options)
     except pipelines.DataError as error:
         raise DataError(_settings.in_settings(str(error))) from None
-    account = pipelines.Account()
-    account.use("files", len(files))
-    account.use("rows", len(rows.table))
-    rows.report(account)
-    _print(_settings.in_settings(types.described(rows.readings)))
-    _print(str(account))
     columns = Columns()
     columns.rows = rows
     for reading in rows.readings:

@@ -61,7 +61,7 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
             return arrow.read_csv(
                 file.open("rb") if isinstance(file, RemotePath) else str(file),
                 read_options=arrow.ReadOptions(
-                    encoding=dialect.encoding.name.removesuffix("-sig"),
+                    encoding=dialect.encoding.name,
                     block_size=_BLOCK_BYTES,
                     use_threads=use_threads,
                     skip_rows=dialect.skip,
@@ -99,10 +99,8 @@ def _dialect(file: AnyPath, options: Options) -> Dialect:
     if not delimiter and not _divides(lines, usual, quote):
         delimiter, quote = _sniffed(lines, usual, quote, bool(options.quote))
     delimiter = delimiter or usual
-    note = "" if delimiter == usual and not skip else f"delimiter {delimiter!r}"
-    if encoding.name != "utf-8":
-        guess = " (guessed)" if encoding.is_guessed else ""
-        note += f"{', ' if note else ''}decoded as {encoding.name}{guess}"
+    note = "" if delimiter == usual and not skip else f"divided by {delimiter!r}"
+    note = ", ".join(filter(None, [encoding.note, note]))
     return Dialect(encoding, delimiter, quote, note, skip)
 
 

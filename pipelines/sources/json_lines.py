@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipelines.errors import DataError
-from pipelines.sources.encodings import decoding_error, encoding_of, open_text
+from pipelines.sources.encodings import Encoding, decoding_error, encoding_of, open_text
 from pipelines.sources.source import Options
 from pipelines.storage import AnyPath
 
@@ -16,8 +16,8 @@ SUFFIXES = (".jsonl", ".ndjson")
 _ROWS_AT_ONCE = 1 << 14
 
 
-def read(file: AnyPath, options: Options) -> tuple[Any, str]:
-    """Returns the objects of a file as an Arrow table, and how it was decoded.
+def read(file: AnyPath, options: Options) -> tuple[Any, Encoding]:
+    """Returns the objects of a file as an Arrow table, and its encoding.
 
     Fields that an object lacks are null. A field with numbers and texts becomes text.
 
@@ -38,8 +38,7 @@ def read(file: AnyPath, options: Options) -> tuple[Any, str]:
                 tables.append(pa.table(columns))
     except UnicodeError as error:
         raise decoding_error(file, error) from None
-    note = "" if encoding.is_utf8 else f"decoded as {encoding.name}"
-    return _concatenated(tables, file), note + (" (guessed)" if encoding.is_guessed else "")
+    return _concatenated(tables, file), encoding
 
 
 def _objects(lines: Iterable[str], file: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -72,8 +72,7 @@ class Table(Source):
         given = options.model_dump(include=set(table_files.OPTIONS), exclude_defaults=True)
         self.description += f", read as {given}" if given else ""
         self.readings = tuple(self._rows.readings)
-        self._rows.report(self.account)
-        self._report_rows()
+        self._report()
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -90,12 +89,11 @@ class Table(Source):
                     row[name] = coding.encode(row[name], f"{place}: {name}")
                 yield row
 
-    def _report_rows(self) -> None:
-        self.account.use("rows", len(self))
+    def _report(self) -> None:
+        """Accounts for files, rows and columns."""
+        types.report(self.readings, self.account)
         dropped = np.setdiff1d(np.arange(len(self._filled)), self._kept)
-        places = (self._rows.locate(int(row)) for row in dropped[:_NUM_NAMED])
-        reason = "has empty cells (--drop-gaps)"
-        self.account.leave_out("rows", reason, *places, count=len(dropped))
+        self._rows.report(self.account, without=dropped)
 
     @functools.cached_property
     def _rows(self) -> table_files.Rows:

@@ -23,6 +23,7 @@ from pipelines.storage import AnyPath, RemotePath
 SUFFIXES = (*delimited.DELIMITERS, ".parquet", ".pq", ".arrow", ".feather", *json_lines.SUFFIXES)
 #: Options of every reader of tables.
 OPTIONS = frozenset({"column", "encoding", "delimiter", "quote"})
+_NUM_NAMED = 3
 _UNNAMED = "Unnamed: {}"  # as pandas names them
 
 
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
         table: The Arrow table, with columns of images as their bytes.
         readings: What each column was read as.
         cells: Names of columns of delimited text.
-        notes: How files were decoded, by file, where it is not the usual way.
+        notes: How files were decoded, where it is not the usual way, and whether it is a guess.
         files: The files.
         starts: The number of the first row of each file, and the number of rows.
     """
@@ -41,7 +42,7 @@ class Rows(NamedTuple):
     table: Any
     readings: list[types.Reading]
     cells: frozenset[str]
-    notes: dict[AnyPath, str]
+    notes: dict[AnyPath, tuple[str, bool]]
     files: list[AnyPath]
     starts: np.ndarray
 
@@ -49,11 +50,14 @@ class Rows(NamedTuple):
         """Returns the file and the row in it, counted from 1, of a row of the table."""
         return _located(self.files, self.starts, row)
 
-    def report(self, account: Account) -> None:
-        """Adds the columns, and how files were decoded, to an account."""
-        types.report(self.readings, account)
-        for file, note in self.notes.items():
-            account.change("files", note, file.name, guessed="guess" in note)
+    def report(self, account: Account, without: Sequence[int] | np.ndarray = ()) -> None:
+        """Adds the rows, without those that are dropped, and how files were decoded."""
+        account.use("rows", len(self.table) - len(without))
+        places = map(self.locate, map(int, without[:_NUM_NAMED]))
+        reason = "has empty cells (--drop-gaps)"
+        account.leave_out("rows", reason, *places, count=len(without))
+        for file, (note, is_guess) in self.notes.items():
+            account.change("files", note, file.name, guessed=is_guess)
 
     def file_of(self, row: int) -> AnyPath:
         """Returns the file of a row of the table."""
@@ -106,7 +110,11 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
     )
     left_out = {name: why for part in parts for name, why in part.left_out.items()}
     readings += [types.Reading(name, "left out", why) for name, why in left_out.items()]
-    notes = {file: part.note for file, part in zip(files, parts, strict=True) if part.note}
+    notes = {
+        file: (part.note, part.is_guess)
+        for file, part in zip(files, parts, strict=True)
+        if part.note
+    }
     return Rows(table, readings, cells, notes, list(files), starts)
 
 
@@ -117,6 +125,7 @@ class _Part(NamedTuple):
         table: Its rows.
         cells: Names of columns of text whose types are not known.
         note: How the file was decoded, if not in the usual way.
+        is_guess: Whether its encoding is a guess.
         is_semicolon: Whether semicolons separate the cells, so that commas may be decimal ones.
         left_out: Reasons by the name of each column that is left out.
     """
@@ -124,6 +133,7 @@ class _Part(NamedTuple):
     table: Any
     cells: frozenset[str] = frozenset()
     note: str = ""
+    is_guess: bool = False
     is_semicolon: bool = False
     left_out: Mapping[str, str] = {}
 
@@ -137,12 +147,16 @@ def _read_file(file: AnyPath, options: Options) -> _Part:
     if suffix in (".arrow", ".feather"):
         return _Part(_flat(open_arrow(file).read_all()))
     if suffix in json_lines.SUFFIXES or suffix == ".json":
-        table, note = json_lines.read(file, options)
-        return _Part(_flat(table), note=note)
+        table, encoding = json_lines.read(file, options)
+        return _Part(_flat(table), note=encoding.note, is_guess=encoding.is_guessed)
     table, dialect = delimited.read(file, options)
     names = [name or _UNNAMED.format(i) for i, name in enumerate(table.column_names)]
     return _Part(
-        table.rename_columns(names), frozenset(names), dialect.note, dialect.delimiter == ";"
+        table.rename_columns(names),
+        frozenset(names),
+        dialect.note,
+        dialect.encoding.is_guessed,
+        dialect.delimiter == ";",
     )
 
 
