@@ -16,6 +16,7 @@ class TextSettings(BaseModel):
     """Settings that overrule what is detected in text files."""
 
     encoding: str | None = None  # such as cp1252; default: detected
+    splits: str | None = None  # such as train=Trn,validation=Tst, or none; default: by their names
 
 
 class TableSettings(TextSettings):
@@ -23,7 +24,6 @@ class TableSettings(TextSettings):
 
     # NAME=TYPE for each column that is not what it seems, such as zip=text
     column: Annotated[list[str], BeforeValidator(_as_list)] = []
-    splits: str | None = None  # such as train=Trn,test=Tst, or none; default: by names
     delimiter: str | None = None  # between the cells of CSV files; default: detected
     quote: str | None = None  # around the cells of CSV files, or none; default: detected
 

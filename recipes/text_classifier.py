@@ -28,6 +28,7 @@ import pipelines
 from recipes import _class_folders, _plots, _settings
 from tfdist import data, models, optimizers, schedules, train
 from tfdist.config import TrainConfig
+from tfdist.errors import DataError
 
 DEFAULTS: Mapping[str, Any] = {
     "epochs": 10,
@@ -42,7 +43,7 @@ SMOKE: Mapping[str, Any] = {
 }
 
 
-_UNKNOWN = 1  # of TextVectorization
+_UNKNOWN = 1  # TextVectorization's code of words outside of the vocabulary
 
 
 class Hyperparameters(_settings.TextSettings):
@@ -174,7 +175,11 @@ def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
     hp = Hyperparameters.model_validate(config.set)
     options: dict[str, Any] = {"kind": "text"} | ({} if hp.lines else {"whole_files": True})
     options |= {"encoding": hp.encoding} if hp.encoding else {}
-    return _class_folders.prepare(config, "text_classifier", _SMALL, **options)
+    options |= {"splits": hp.splits} if hp.splits else {}
+    try:
+        return _class_folders.prepare(config, "text_classifier", _SMALL, **options)
+    except DataError as error:
+        raise DataError(_settings.in_settings(str(error))) from error
 
 
 def _examples(split: str) -> Iterator[dict[str, object]]:

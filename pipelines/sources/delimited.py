@@ -52,10 +52,14 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
     import pyarrow as pa
     from pyarrow import csv as arrow
 
-    dialect = _dialect(file, options)
+    limit = csv.field_size_limit(sys.maxsize)  # of the characters in a cell
     try:
+        dialect = _dialect(file, options)
         if dialect.quote:
             _check_quotes(file, dialect)
+    finally:
+        csv.field_size_limit(limit)
+    try:
 
         def table(*, use_threads: bool) -> Any:
             return arrow.read_csv(
@@ -156,7 +160,7 @@ def _check_quotes(file: AnyPath, dialect: Dialect) -> None:
     Arrow would read all rows up to the next quote as one cell.
     """
     assert dialect.quote
-    limit, begin = csv.field_size_limit(sys.maxsize), 1
+    begin = 1
     try:
         with file.open("rb") as binary:
             mark = dialect.quote.encode()
@@ -174,5 +178,5 @@ def _check_quotes(file: AnyPath, dialect: Dialect) -> None:
             f"{file}: line {begin} {what}; correct it (a quote inside of quotes is doubled), or "
             "use --quote none if quotes are part of the text"
         ) from None
-    finally:
-        csv.field_size_limit(limit)
+    except UnicodeError as error:
+        raise decoding_error(file, error) from None

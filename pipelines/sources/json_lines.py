@@ -16,10 +16,11 @@ SUFFIXES = (".jsonl", ".ndjson")
 _ROWS_AT_ONCE = 1 << 14
 
 
-def read(file: AnyPath, options: Options) -> tuple[Any, Encoding]:
-    """Returns the objects of a file as an Arrow table, and its encoding.
+def read(file: AnyPath, options: Options) -> tuple[Any, Encoding, frozenset[str]]:
+    """Returns the objects of a file as an Arrow table, its encoding, and fields of several types.
 
-    Fields that an object lacks are null. A field with numbers and texts becomes text.
+    Fields that an object lacks are null. A field of numbers and texts, or of integers of more than
+    64 bits, becomes text.
 
     Raises:
         DataError: A line is not an object, or a field has values that one column cannot have.
@@ -27,18 +28,24 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Encoding]:
     import pyarrow as pa
 
     encoding = encoding_of(file, options.encoding)
-    tables = []
+    tables, mixed = [], set[str]()
     try:
         with open_text(file, encoding) as opened:
             rows = _objects(opened, file)
             while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
                 names = dict.fromkeys(name for _, row in chunk for name in row)
-                columns = {n: _column([(line, row.get(n)) for line, row in chunk], file, n)
-                           for n in names}  # fmt: skip
+                columns = {}
+                for name in names:
+                    cells = [(line, row.get(name)) for line, row in chunk]
+                    columns[name] = _column(cells, file, name, mixed)
                 tables.append(pa.table(columns))
     except UnicodeError as error:
         raise decoding_error(file, error) from None
-    return _concatenated(tables, file), encoding
+    table = _concatenated(tables, file)
+    texts = {field.name for field in table.schema if pa.types.is_string(field.type)}
+    mixed |= {f.name for t in tables for f in t.schema if not pa.types.is_null(f.type)
+              and not pa.types.is_string(f.type)}  # fmt: skip
+    return table, encoding, frozenset(mixed & texts)
 
 
 def _objects(lines: Iterable[str], file: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -49,7 +56,7 @@ def _objects(lines: Iterable[str], file: AnyPath) -> Iterator[tuple[int, dict[st
         if number == 1 and line.lstrip().startswith("["):  # one array
             values = _parsed("".join(itertools.chain([line], lines)), file, number)
         else:
-            values = [_parsed(line, file, number)]
+            values = [_parsed(line.rstrip(), file, number)]
         for value in values:
             if not isinstance(value, dict):
                 raise DataError(
@@ -76,8 +83,8 @@ def _parsed(text: str, file: AnyPath, number: int) -> Any:
         ) from None
 
 
-def _column(values: list[tuple[int, Any]], file: AnyPath, name: str) -> Any:
-    """Returns the values of a field as an Arrow array."""
+def _column(values: list[tuple[int, Any]], file: AnyPath, name: str, mixed: set[str]) -> Any:
+    """Returns the values of a field as an Arrow array; of several types, as text."""
     import pyarrow as pa
 
     cells = [value for _, value in values]
@@ -91,6 +98,7 @@ def _column(values: list[tuple[int, Any]], file: AnyPath, name: str) -> Any:
                 f"{file}: line {line}: field {name!r} has {type(cell).__name__}, which the values "
                 "of other lines do not match; use the same type in all lines"
             )
+    mixed.add(name)
     return pa.array([cell if isinstance(cell, str | None) else json.dumps(cell) for cell in cells])
 
 

@@ -163,7 +163,8 @@ class Table(Source):
         if kind not in _NUMBERS or (encoding == "raw" and None in shape):
             raise DataError(
                 f"{self._files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
-                "to numbers (float32 in lists), text or binary, or drop it"
+                f"to numbers, text or binary (lists of float64: --column {field.name}=float32), or "
+                f"use --column {field.name}=ignore"
             )
         return Feature.model_validate(
             {"name": field.name, "dtype": dtype, "shape": shape, "encoding": encoding}

@@ -144,11 +144,13 @@ def _read_file(file: AnyPath, options: Options) -> _Part:
     if _is_parquet(file):
         return _Part(_flat(parquet.ParquetFile(opened(file)).read()))
     suffix = file.suffix.lower()
+    if suffix in (".parquet", ".pq"):
+        raise DataError(f"{file}: is not a Parquet file; download or write it again")
     if suffix in (".arrow", ".feather"):
         return _Part(_flat(open_arrow(file).read_all()))
     if suffix in json_lines.SUFFIXES or suffix == ".json":
-        table, encoding = json_lines.read(file, options)
-        return _Part(_flat(table), note=encoding.note, is_guess=encoding.is_guessed)
+        table, encoding, mixed = json_lines.read(file, options)
+        return _Part(_flat(table), mixed, encoding.note, encoding.is_guessed)
     table, dialect = delimited.read(file, options)
     names = [name or _UNNAMED.format(i) for i, name in enumerate(table.column_names)]
     return _Part(
@@ -183,7 +185,7 @@ def _without_index(part: _Part, given: Mapping[str, str]) -> _Part:
         hidden = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
         left_out = {n: "index of pandas" for n in hidden if n in table.column_names}
     for i, name in enumerate(table.column_names):
-        if part.cells and name == _UNNAMED.format(i):
+        if name in part.cells and name == _UNNAMED.format(i):
             column = table[name]
             if column.null_count == len(column):
                 left_out[name] = "has neither a name nor values"

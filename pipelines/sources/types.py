@@ -261,7 +261,7 @@ def _cells(
     else:
         reading = Reading(name, "text", _why_text(column, numbers, locate))
         lower = pc.utf8_lower(values)
-        if pc.all(pc.is_in(lower, pa.array(["true", "false"])), skip_nulls=True).as_py():
+        if pc.all(pc.is_in(lower.drop_null(), pa.array(["true", "false"]))).as_py():
             result = pc.if_else(pc.is_null(values), None, pc.equal(lower, "true"))
             return result, Reading(name, "boolean", "all cells are true or false")
         if _are_dates(values[:_HEAD]) and _are_dates(values):
@@ -330,9 +330,23 @@ def _declared(column: Any, name: str) -> tuple[Any, Reading]:
         column = column.cast(pa.string())
     elif types.is_large_binary(kind) or types.is_binary_view(kind):
         column = column.cast(pa.binary())
-    elif types.is_nested(kind) and hasattr(kind, "value_type") and types.is_null(kind.value_type):
-        column = column.cast(pa.list_(pa.int64()))  # all lists are empty: any type reads them
+    elif types.is_list(kind) or types.is_large_list(kind):
+        column = _lists(column)
     return column, Reading(name, _kind(column.type), why + _special_values(column))
+
+
+def _lists(column: Any) -> Any:
+    """Returns lists without values as those of integers, and float64 ones of one length as such."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type.value_type
+    if pa.types.is_null(kind):
+        return column.cast(pa.list_(pa.int64()))  # any type reads them
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if pa.types.is_float64(kind) and len(lengths) == 1 and lengths[0] is not None:
+        return column.cast(pa.list_(kind, lengths[0]))
+    return column.cast(pa.list_(kind))
 
 
 def _kind(kind: Any) -> str:
