@@ -250,7 +250,7 @@ def _read(
     classes = _classes(location, columns[label], label, task)
     train, validation = ({n: part[n] for n in names} for part in (columns, held_out or columns))
     if held_out is None:
-        is_held_out = _held_out(columns[label], len(classes) > 0)
+        is_held_out = _held_out(_codes(columns[label], classes))
         if not is_held_out.any():
             raise DataError(
                 f"--data {location}: every fifth row of each class of {label!r} is held out, and "
@@ -263,16 +263,13 @@ def _read(
     return _encoded(location, train, validation, label, classes)
 
 
-def _held_out(target: np.ndarray, is_class: bool) -> np.ndarray:
-    """Returns whether each row is held out: every fifth, or every fifth of its class."""
-    order = np.random.default_rng(1).permutation(len(target))
-    number = np.arange(len(target))
-    if is_class:
-        codes = np.unique(target[order], return_inverse=True)[1]
-        order = order[np.argsort(codes, kind="stable")]
-        counts = np.bincount(codes)
-        number -= np.repeat(np.cumsum(counts) - counts, counts)
-    is_held_out = np.empty(len(target), bool)
+def _held_out(classes: np.ndarray) -> np.ndarray:
+    """Returns whether each row is held out: every fifth of its class, in random order."""
+    order = np.random.default_rng(1).permutation(len(classes))
+    order = order[np.argsort(classes[order], kind="stable")]
+    counts = np.bincount(classes + 1)  # -1: there are no classes
+    number = np.arange(len(classes)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_held_out = np.empty(len(classes), bool)
     is_held_out[order] = number % _NTH == _NTH - 1
     return is_held_out
 
@@ -280,7 +277,7 @@ def _held_out(target: np.ndarray, is_class: bool) -> np.ndarray:
 def _classes(location: str, target: np.ndarray, label: str, task: str) -> np.ndarray:
     """Returns the distinct values of the label in their own order; none for a quantity."""
     is_number = target.dtype.kind in "iuf"
-    values = np.unique(target)
+    values = _distinct(target)
     is_whole = target.dtype.kind != "f" or bool((values == np.floor(values)).all())
     few = is_whole and len(values) <= _MAX_CLASSES
     if not (task == "classification" or (task == "auto" and (few or not is_number))):
@@ -307,7 +304,7 @@ def _encoded(
     if empty := [n for n in numbers if np.isnan(columns[n].astype("float64")).all()]:
         _print(f"--data {location}: not used, because no training row has a value: {empty}")
         numbers = tuple(n for n in numbers if n not in empty)
-    texts = {n: np.unique(columns[n]) for n in names if not _is_number(columns[n])}
+    texts = {n: _distinct(columns[n]) for n in names if not _is_number(columns[n])}
     if not numbers and not texts:
         raise DataError(f"--data {location}: no column besides {label!r} has values.")
     means = {n: np.nanmean(columns[n].astype("float64")) for n in numbers}
@@ -335,8 +332,20 @@ def _encoded(
     return Table(rows(columns), rows(held_out), numbers, vocabularies, label, names_of_classes)
 
 
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Returns the sorted distinct values."""
+    if values.dtype.kind != "O":
+        return np.unique(values)
+    return np.array(sorted(set(values)), object)  # faster than sorting all texts
+
+
 def _codes(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Returns the position of each value in sorted known values, -1 for an unknown one."""
+    if not len(known):
+        return np.full(len(values), -1)
+    if values.dtype.kind == "O":
+        position = {value: i for i, value in enumerate(known)}
+        return np.fromiter((position.get(v, -1) for v in values), "int32", len(values))
     codes = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.where(known[codes] == values, codes, -1).astype("int32")
 

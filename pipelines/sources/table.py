@@ -80,7 +80,7 @@ class Table(Source):
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         numbers_of = {name: i for i, name in enumerate(self._classes)}
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
-            chunk = numbers[start : start + _ROWS_AT_ONCE]
+            chunk = [*numbers[start : start + _ROWS_AT_ONCE]]
             for number, row in zip(chunk, self._table.take(chunk).to_pylist(), strict=True):
                 if self._label:
                     row[self._label] = numbers_of[row[self._label]]
