@@ -119,6 +119,7 @@ class Table(Source):
                     column = pc.if_else(pc.equal(column, ""), None, column)
             column = _with_value(column, name, self._fill[name]) if is_filled else column
             table = table.set_column(place, name, column)
+        _check_values(table, self._files[0])
         return table
 
     @functools.cached_property
@@ -242,8 +243,6 @@ def _check_gaps(table: Any, rows: table_files.Rows) -> None:
     gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
     if not gaps:
         return
-    if empty := [name for name, count in gaps.items() if count == len(table)]:
-        raise DataError(f"{rows.files[0]}: {_no_value(empty[0])}")
     first = {name: _first_gap(table[name]) for name in gaps}
     file = rows.file_of(min(first.values()))
     column = next(name for name, row in first.items() if rows.file_of(row) == file)
@@ -253,8 +252,13 @@ def _check_gaps(table: Any, rows: table_files.Rows) -> None:
     )
 
 
-def _no_value(name: str) -> str:
-    return f"column {name!r} is empty in all rows; remove it, or use --column {name}=ignore"
+def _check_values(table: Any, file: AnyPath) -> None:
+    """Raises `DataError` if a column has no value at all."""
+    names = [n for n in table.column_names if table[n].null_count == len(table) > 0]
+    if names:
+        what = f"column {names[0]!r} is" if len(names) == 1 else f"columns {names} are"
+        ignore = " ".join(f"--column {name}=ignore" for name in names)
+        raise DataError(f"{file}: {what} empty in all rows; remove, or use {ignore}")
 
 
 def _first_gap(column: Any) -> int:
@@ -270,7 +274,7 @@ def _with_value(column: Any, name: str, value: str) -> Any:
         return column.fill_null(pa.scalar(value).cast(column.type))
     except pa.ArrowException:
         if pa.types.is_null(column.type):
-            raise DataError(_no_value(name)) from None
+            return column  # a column without any value is an error in any case
         raise DataError(
             f"--fill: expected a value of type {column.type} for column {name!r}, got {value!r}"
         ) from None

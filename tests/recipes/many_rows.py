@@ -47,9 +47,8 @@ def main() -> None:
     np.testing.assert_allclose(
         _class_folders.balanced_weights(np.bincount(labels)), weights, rtol=1e-6
     )
-    print(
-        f"{len(labels):,} training rows: mean {scaler.mean_}, scale {scaler.scale_}: as scikit-learn"
-    )
+    numbers = f"mean {scaler.mean_}, scale {scaler.scale_}"
+    print(f"{len(labels):,} training rows have the numbers of scikit-learn: {numbers}")
 
 
 if __name__ == "__main__":
