@@ -29,8 +29,6 @@ from sklearn.preprocessing import StandardScaler
 
 import pipelines
 import tfdist
-from pipelines.sources import source, splits, table_files, types
-from pipelines.sources.source import Options
 from recipes import _class_folders, _plots, _settings
 from tfdist import data, optimizers, schedules, train
 from tfdist.config import TrainConfig
@@ -68,14 +66,14 @@ class Columns(dict[str, np.ndarray]):
     """Columns of files as arrays of numbers or text, by name; missing values are NaN or empty.
 
     Attributes:
-        rows: The rows that were read; None for built-in data.
+        rows: The rows that `pipelines.read_table` returned; None for built-in data.
     """
 
-    rows: table_files.Rows | None = None
+    rows: Any = None
 
     def row(self, number: int) -> str:
         """Returns the file and row of a row, for error messages."""
-        return self.rows.locate(number) if self.rows else f"row {number + 1}"
+        return str(self.rows.locate(number)) if self.rows else f"row {number + 1}"
 
     def why_text(self, name: str) -> str:
         """Returns why a column is text."""
@@ -201,8 +199,9 @@ def statistics(values: np.ndarray) -> StandardScaler:
 def _table(config: TrainConfig) -> Table:
     hp = Hyperparameters.model_validate(config.set)
     chosen = hp.model_dump(include=set(_settings.TableSettings.model_fields))
-    options = Options(**chosen)
-    return _read(str(config.data), hp.label, hp.task, tuple(hp.ignore), options)
+    options = {n: tuple(v) if isinstance(v, list) else v for n, v in chosen.items() if v}
+    found = (str(config.data), hp.label, hp.task, tuple(hp.ignore), tuple(options.items()))
+    return _read(*found)
 
 
 @functools.lru_cache(maxsize=2)
@@ -211,7 +210,7 @@ def _read(
     label: str | None,
     task: str,
     ignore: tuple[str, ...],
-    options: Options = Options(),  # noqa: B008 -- it is frozen
+    options: tuple[tuple[str, Any], ...] = (),
 ) -> Table:
     """Reads and encodes the rows of both splits.
 
@@ -224,7 +223,7 @@ def _read(
     elif location == data.SMALL:
         columns, held_out = Columns(_tumours()), None
     else:
-        columns, held_out = _files(location, options)
+        columns, held_out = _files(location, **dict(options))
     names = [name for name in columns if name not in ignore]
     label = label or next((n for n in _LABELS if n in names), names[-1] if names else "")
     if label not in names or (missing := [n for n in ignore if n not in columns]):
@@ -396,81 +395,22 @@ def _check_kinds(location: str, columns: Columns, held_out: Columns, names: list
             )
 
 
-def _files(
-    location: str, options: Options = Options()  # noqa: B008 -- it is frozen
-) -> tuple[Columns, Columns | None]:  # fmt: skip
-    """Returns the columns of a table and, if its folder has one, those of the validation split."""
-    path = Path(location)
-    if not path.is_dir():
-        return _account(_columns([path], path.parent, options), None), None
-    source.list_again()
-    suffixes = table_files.SUFFIXES
-    try:
-        folders = pipelines.find_splits(path, options.splits)
-        files = {name: source.files_below(folder, suffixes) for name, folder in folders.items()}
-        files = files or splits.split_files(path, suffixes, options.splits)
-    except pipelines.DataError as error:
-        raise DataError(_settings.in_settings(str(error))) from None
-    training = files.get("train") or source.files_below(path, suffixes)
-    if not training:
-        raise ConfigurationError(
-            f"--data {location}: expected a {', '.join(suffixes)} file or a folder of "
-            "them. To try the recipe without data, use --data small."
-        )
-    validation = files.get("validation") or files.get("test") if "train" in files else None
-    held_out = _columns(validation, path, options) if validation else None
-    return _account(_columns(training, path, options), held_out, path), held_out
-
-
-def _account(columns: Columns, held_out: Columns | None, folder: Path | None = None) -> Columns:
-    """Prints what the columns were read as, and what became of all files, rows and columns."""
-    account, rows = pipelines.Account(), [part.rows for part in (columns, held_out) if part]
-    files = [file for part in rows if part for file in part.files]
-    account.use("files", len(files))
-    if folder:
-        others = [file for file in source.listing(folder).files if file not in files]
-        account.leave_out("files", "not of this table", *(file.name for file in others))
-        account.add_clutter("files", source.listing(folder).num_clutter)
-    for part in filter(None, rows):
-        part.report(account)
-    if columns.rows:
-        types.report(columns.rows.readings, account)
-        _print(types.described(columns.rows.readings))
-    _print(str(account))
-    return columns
-
-
-def _columns(files: list[Path], root: Path, options: Options) -> Columns:
-    """Returns the columns of tables.
+def _files(location: str, **options: Any) -> tuple[Columns, Columns | None]:
+    """Returns the columns of a table and, if its folder has one, those of the validation split.
 
     Raises:
-        DataError: A file cannot be read, or its columns differ from those of the others.
+        DataError: There is no table, or a file cannot be read.
     """
-    import pyarrow as pa
-
     try:
-        rows = table_files.read(files, root, options)
+        rows, account = pipelines.read_table(location, **options)
+        columns = {name: Columns(part.arrays()) for name, part in rows.items()}
     except pipelines.DataError as error:
-        raise DataError(_settings.in_settings(str(error))) from None
-    columns = Columns()
-    columns.rows = rows
-    for reading in rows.readings:
-        if reading.kind == "left out":
-            continue
-        column = rows.table[reading.name]
-        if reading.kind == "list":
-            raise DataError(
-                f"{files[0]}: column {reading.name!r} contains {column.type}; expected a number or "
-                f"text in each row. To omit the column, use --set ignore=[{reading.name}]."
-            )
-        if reading.kind == "date":
-            column = types.days(column)
-        elif reading.kind == "empty" or (reading.kind == "boolean" and column.null_count):
-            column = column.cast(pa.float64())
-        if reading.kind == "text":
-            column = column.cast(pa.string()).fill_null("")
-        columns[reading.name] = column.to_numpy()  # missing numbers become NaN
-    return columns
+        hint = "" if Path(location).is_file() else ". To try the recipe, use --data small."
+        raise DataError(_settings.in_settings(str(error)) + hint) from None
+    for name, part in columns.items():
+        part.rows = rows[name]
+    _print(f"{rows['train'].described()}\n{account}")
+    return columns["train"], columns.get("validation", columns.get("test"))
 
 
 def _print(text: str) -> None:

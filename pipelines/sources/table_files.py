@@ -50,6 +50,41 @@ class Rows(NamedTuple):
         """Returns the file and the row in it, counted from 1, of a row of the table."""
         return _located(self.files, self.starts, row)
 
+    def described(self) -> str:
+        """Returns lines with the columns, what they were read as, and why."""
+        return types.described(self.readings)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the columns as arrays of numbers or text; missing values are NaN or empty.
+
+        Dates are days since 1970-01-01.
+
+        Raises:
+            DataError: A column has lists.
+        """
+        import pyarrow as pa
+
+        arrays = {}
+        for reading in self.readings:
+            if reading.kind == "left out":
+                continue
+            column = self.table[reading.name]
+            if pa.types.is_nested(column.type):
+                raise DataError(
+                    f"{self.files[0]}: column {reading.name!r} contains {column.type}; expected a "
+                    f"number or text in each row. To omit it, use --column {reading.name}=ignore"
+                )
+            if reading.kind == "date":
+                column = types.days(column)
+            elif pa.types.is_null(column.type) or (
+                pa.types.is_boolean(column.type) and column.null_count
+            ):
+                column = column.cast(pa.float64())
+            elif not _is_numeric(column.type):
+                column = column.cast(pa.string()).fill_null("")
+            arrays[reading.name] = column.to_numpy()
+        return arrays
+
     def report(self, account: Account, without: Sequence[int] | np.ndarray = ()) -> None:
         """Adds the rows, without those that are dropped, and how files were decoded."""
         account.use("rows", len(self.table) - len(without))
@@ -228,6 +263,13 @@ def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:
                 f"{one}: has no column {min(missing)!r}, which {another} has. All files of a "
                 "table need the same columns."
             )
+
+
+def _is_numeric(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return any((types.is_integer(kind), types.is_floating(kind), types.is_boolean(kind)))
 
 
 def _located(files: Sequence[AnyPath], starts: np.ndarray, row: int) -> str:
