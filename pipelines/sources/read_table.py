@@ -24,7 +24,7 @@ def read_table(
     r"""Reads a table of CSV, TSV, JSON Lines, Parquet or Arrow files into memory.
 
     Example:
-        >>> _ = Path("iris.csv").write_text("width,species\\n1.5,setosa\\n2.5,virginica\\n")
+        >>> _ = Path("iris.csv").write_text("width,species\n1.5,setosa\n2.5,virginica\n")
         >>> rows, account = pipelines.read_table("iris.csv")
         >>> print(rows["train"].described())
         column   read as  why
