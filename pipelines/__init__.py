@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pipelines.reading.tuning import without_autotuning as without_autotuning
     from pipelines.sources.account import Account as Account
     from pipelines.sources.account import load_account as load_account
+    from pipelines.sources.read_table import read_table as read_table
     from pipelines.sources.source import list_files as list_files
     from pipelines.sources.splits import find_splits as find_splits
     from pipelines.writing.write import write_shards as write_shards
@@ -51,6 +52,7 @@ _ATTRIBUTES = {
     "mix": "pipelines.reading.mixture",
     "pack_dataset": "pipelines.pack.packing",
     "read": "pipelines.reading.read",
+    "read_table": "pipelines.sources.read_table",
     "restart_of": "pipelines.reading.position",
     "without_autotuning": "pipelines.reading.tuning",
     "write_shards": "pipelines.writing.write",
@@ -74,6 +76,7 @@ __all__ = [
     "pack_dataset",
     "peek",
     "read",
+    "read_table",
     "restart_of",
     "without_autotuning",
     "write_shards",

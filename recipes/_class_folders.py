@@ -26,6 +26,7 @@ import tensorflow as tf
 import pipelines
 import tfdist
 from pipelines.storage import AnyPath, is_url
+from recipes import _settings
 from tfdist import data
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
@@ -76,7 +77,7 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
     try:
         folders, account = _prepare(config.data, str(cache), tuple(sorted(pack_options.items())))
     except pipelines.DataError as error:
-        raise DataError(str(error).replace("--splits ", "--set splits=")) from error
+        raise DataError(_settings.in_settings(str(error))) from error
     except tf.errors.OpError as error:  # a damaged record of a packed folder
         raise DataError(root_cause(error)) from error
     if account and tfdist.is_chief() and config.verbose != 0:

@@ -22,10 +22,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 import pipelines
-from recipes import _class_folders, _plots
+from recipes import _class_folders, _plots, _settings
 from tfdist import data, models, optimizers, schedules, train
 from tfdist.config import TrainConfig
 
@@ -42,11 +42,13 @@ SMOKE: Mapping[str, Any] = {
 }
 
 
-class Hyperparameters(BaseModel):
+_UNKNOWN = 1  # TextVectorization's code of words outside of the vocabulary
+
+
+class Hyperparameters(_settings.TextSettings):
     """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     network: Literal["mean", "lstm"] = "mean"
-    splits: str | None = None  # names of the splits as train=Trn,validation=Tst, or none
     lines: bool = False  # each line of a file is an example, not each file
     vocabulary_size: int = Field(20_000, ge=10)  # the most frequent words
     length: int = Field(256, ge=1)  # words per text; longer texts are truncated
@@ -134,7 +136,9 @@ def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
 
     def to_words(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         words = tf.cast(vectorize(batch["text"]), tf.int32)
-        return words, tf.one_hot(batch["label"], num_classes)
+        # The mean of no words would be NaN: a text without words is one unknown word.
+        first = tf.where(words[:, :1] == 0, _UNKNOWN, words[:, :1])
+        return tf.concat([first, words[:, 1:]], 1), tf.one_hot(batch["label"], num_classes)
 
     return pipelines.read(
         folders.train if is_training else folders.validation,
@@ -168,8 +172,9 @@ def _classes(config: TrainConfig) -> tuple[str, ...]:
 
 def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
     hp = Hyperparameters.model_validate(config.set)
-    options: dict[str, Any] = {"kind": "text", "splits": hp.splits}
-    options |= {} if hp.lines else {"whole_files": True}
+    options: dict[str, Any] = {"kind": "text"} | ({} if hp.lines else {"whole_files": True})
+    options |= {"encoding": hp.encoding} if hp.encoding else {}
+    options |= {"splits": hp.splits} if hp.splits else {}
     return _class_folders.prepare(config, "text_classifier", _SMALL, **options)
 
 

@@ -60,9 +60,7 @@ def _make(
     account = _account(folder, shards, files)
     if strict:
         account.check_strict()
-    index, table = make_index(
-        shards, target, declared, num_workers or num_cores()
-    )
+    index, table = make_index(shards, target, declared, num_workers or num_cores())
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     link_shards(index, shards, target)

@@ -16,7 +16,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from pipelines import storage
 from pipelines.console import command_line
 from pipelines.errors import DataError
-from pipelines.sources import SOURCES
+from pipelines.sources import SOURCES, types
 from pipelines.sources.account import print_account
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ def _pack(
             "" if compression == "none" else compression,
             source_options,
         )
+        if plan.source.readings:
+            print(types.described(plan.source.readings))
         index = pack(
             plan,
             storage.at(dest),
@@ -133,6 +135,9 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--num-workers", type=PositiveInt, metavar="N", help="processes; default: by the work"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if anything is left out or guessed"
     )
     parser.add_argument(
         "--strict", action="store_true", help="fail if anything is left out or guessed"
@@ -192,6 +197,21 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         "--drop-gaps",
         action="store_true",
         help="tables: drop rows with empty cells",
+    )
+    group.add_argument(
+        "--column",
+        action="append",
+        metavar="NAME=TYPE",
+        help="tables: type of a column: " + ", ".join(types.TYPES) + "; repeat the flag",
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="CSV, JSON, text: such as cp1252; default: detected"
+    )
+    group.add_argument(
+        "--delimiter", metavar="CHARACTER", help="CSV: between cells, or 'tab'; default: detected"
+    )
+    group.add_argument(
+        "--quote", metavar="CHARACTER", help="CSV: around cells, or 'none'; default: detected"
     )
     group.add_argument(
         "--whole-files",

@@ -25,6 +25,7 @@ _GENERAL = {
     "webdataset": "webdataset",
     "images": "images",
     "csv": "table",
+    "jsonl": "table",
     "parquet": "table",
     "numpy": "arrays",
     "text": "text",

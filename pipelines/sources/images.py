@@ -328,7 +328,7 @@ def _images_below(folder: AnyPath) -> tuple[list[Any], dict[AnyPath, str]]:
             if _registers_heif():
                 images.append(path)
             else:
-                skipped[path] = "requires pip install 'tfdist[heif]'"
+                skipped[path] = "requires pip install pillow-heif"
         elif not _OTHER_SUFFIXES.fullmatch(path.suffix.lower()) and _is_image(path):
             images.append(path)
     return images, skipped

@@ -18,6 +18,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.sources.account import Account, printable
+from pipelines.sources.types import Reading
 from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
@@ -40,6 +41,10 @@ class Options(BaseModel):
     quality: int | None = None
     channels: int | None = None
     bits: int | None = None
+    column: tuple[str, ...] = ()
+    encoding: str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
 
     def given(self) -> dict[str, object]:
         """Returns the options that were given."""
@@ -67,12 +72,14 @@ class Source(abc.ABC):
         description: Description of the examples for the index, which differs if the examples do.
         files: The files that are read; None: not those of a folder that the user chose.
         skipped: Reasons by file for further files that the source knows and does not read.
+        readings: What each column of a table was read as.
     """
 
     features: tuple[Feature, ...]
     description: str
     files: Sequence[AnyPath] | None = None
     skipped: Mapping[AnyPath, str] = {}
+    readings: Sequence[Reading] = ()
 
     @functools.cached_property
     def account(self) -> Account:

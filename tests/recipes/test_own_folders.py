@@ -238,7 +238,11 @@ def test_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
         (["--set=task=regression"], CSV, "column 'class' contains text, not numbers"),
         ([], "class\na\nb\n" * 3, "'class' is the only column"),
         ([], "x,y\n" + "1,only\n" * 9, r"column 'y' has 1 class \['only'\]"),
-        ([], "x,y\n" + "1,2\n" * 9 + "1,\n", "'y' has no finite number in 1 rows; row 10 below"),
+        (
+            [],
+            "x,y\n" + "1,2\n" * 9 + "1,\n",
+            "'y' has no finite number in 1 rows; .*t.csv: row 10 below",
+        ),
         (
             [],
             "x,y\n1,a\ninf,b\n" + "3,b\n" * 3,
@@ -303,9 +307,7 @@ def test_text_among_numbers_is_named(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(DataError, match=f"'x' has numbers in one split and text .*{named}"):
         table._read(str(tmp_path), None, "auto", ())
     table._read(str(tmp_path / "validation.csv"), None, "auto", ())
-    assert f"'x' is used as text, although most of its values are numbers: {named}" in (
-        capsys.readouterr().err
-    )
+    assert f"{named} among numbers" in capsys.readouterr().out
 
 
 def test_any_keras_application(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,8 +139,10 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
         stand_in = f"{SMALL} or {SYNTHETIC}" if data_set.small else SYNTHETIC
         both = " and ".join(data_set.splits)
         splits = f"Found only {', '.join(found)}. " if found else ""
+        # Recipes have no such flags.
+        flags = f"Its flags: python -m pipelines.pack {source} DEST. " if "--" in str(error) else ""
         raise DataError(
-            f"{error}\n{splits}Use --data {stand_in}, or a folder that contains {both}."
+            f"{error}\n{flags}{splits}Use --data {stand_in}, or a folder that contains {both}."
         ) from error
     return below / name / split
 

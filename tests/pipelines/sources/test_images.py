@@ -219,7 +219,7 @@ def test_heif_without_its_library_is_left_out_with_the_cure(
     photo(tmp_path / "a" / "0.jpg", "JPEG")
     (tmp_path / "a" / "1.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
     left_out = open_source(str(tmp_path), "auto", Options()).account.kinds["files"].left_out
-    assert left_out["requires pip install 'tfdist[heif]'"].examples == ["a/1.HEIC"]
+    assert left_out["requires pip install pillow-heif"].examples == ["a/1.HEIC"]
     images._registers_heif.cache_clear()
 
 
