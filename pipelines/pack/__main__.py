@@ -139,9 +139,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--strict", action="store_true", help="fail if anything is left out or guessed"
     )
-    parser.add_argument(
-        "--strict", action="store_true", help="fail if anything is left out or guessed"
-    )
     _add_flags_of_parts(parser)
     _add_source_flags(parser)
     return parser
