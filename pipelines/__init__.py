@@ -27,9 +27,15 @@ if TYPE_CHECKING:
     from pipelines.reading.read import read as read
     from pipelines.reading.tuning import Tuning as Tuning
     from pipelines.reading.tuning import without_autotuning as without_autotuning
+    from pipelines.sources.account import Account as Account
+    from pipelines.sources.account import load_account as load_account
+    from pipelines.sources.read_table import read_table as read_table
+    from pipelines.sources.source import list_files as list_files
+    from pipelines.sources.splits import find_splits as find_splits
     from pipelines.writing.write import write_shards as write_shards
 
 _ATTRIBUTES = {
+    "Account": "pipelines.sources.account",
     "DataError": "pipelines.errors",
     "Feature": "pipelines.format.feature",
     "Index": "pipelines.format.index",
@@ -38,17 +44,22 @@ _ATTRIBUTES = {
     "Shard": "pipelines.format.index",
     "Source": "pipelines.reading.mixture",
     "Tuning": "pipelines.reading.tuning",
+    "find_splits": "pipelines.sources.splits",
+    "list_files": "pipelines.sources.source",
+    "load_account": "pipelines.sources.account",
     "load_index": "pipelines.format.index",
     "peek": "pipelines.reading.position",
     "mix": "pipelines.reading.mixture",
     "pack_dataset": "pipelines.pack.packing",
     "read": "pipelines.reading.read",
+    "read_table": "pipelines.sources.read_table",
     "restart_of": "pipelines.reading.position",
     "without_autotuning": "pipelines.reading.tuning",
     "write_shards": "pipelines.writing.write",
 }
 
 __all__ = [
+    "Account",
     "DataError",
     "Feature",
     "Index",
@@ -57,11 +68,15 @@ __all__ = [
     "Shard",
     "Source",
     "Tuning",
+    "find_splits",
+    "list_files",
+    "load_account",
     "load_index",
     "mix",
     "pack_dataset",
     "peek",
     "read",
+    "read_table",
     "restart_of",
     "without_autotuning",
     "write_shards",

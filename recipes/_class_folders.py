@@ -3,7 +3,8 @@
 Accepted layouts of `--data`:
 
 - `photos/cat/...`, `photos/dog/...`: every fifth example of each class is held out for validation;
-- `photos/train/cat/...` with `photos/validation/cat/...` (or `val`, `valid`, `test`);
+- `photos/train/cat/...` with `photos/validation/cat/...` (or `val`, `dev`, `Test`, ...: see
+  `pipelines.find_splits`), which `--set splits=none` or `train=Trn,validation=Tst` overrules;
 - either of them after `python -m pipelines.pack`: a packed folder, or one with packed splits;
 - the URL of packed splits, such as `s3://bucket/photos`.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,14 +24,15 @@ import numpy as np
 import tensorflow as tf
 
 import pipelines
+import tfdist
 from pipelines.storage import AnyPath, is_url
+from recipes import _settings
 from tfdist import data
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.model_setup.build import root_cause
 
-_INDEX = "index.json"
-_VALIDATION_NAMES = ("validation", "val", "valid", "test")
+_INDEX, _ACCOUNT = "index.json", "account.json"
 _HELD_OUT = 0.2  # fraction of each class
 _RECORDS_PER_SHARD, _MAX_SHARDS = 256, 16
 
@@ -66,38 +67,69 @@ def prepare(config: TrainConfig, name: str, small: data.Small, **pack_options: A
     cache = Path(config.data_dir) / name
     if config.data and (config.data == data.SMALL or is_url(config.data)):
         data_set = data.DataSet(name=name, small=small)
-        folders = [data.folder(config, data_set, split) for split in ("train", "validation")]
-        return _check_classes(config.data, *folders)
+        splits = [data.folder(config, data_set, split) for split in ("train", "validation")]
+        return _check_classes(config.data, *splits)
     if config.data is None or not Path(config.data).is_dir():
         raise ConfigurationError(
             f"--data {config.data}: expected a folder with one subfolder per class, for example "
             "photos/cat and photos/dog. To try the recipe without data, use --data small."
         )
     try:
-        return _prepare(config.data, str(cache), tuple(sorted(pack_options.items())))
+        folders, account = _prepare(config.data, str(cache), tuple(sorted(pack_options.items())))
     except pipelines.DataError as error:
-        raise DataError(str(error)) from error
+        raise DataError(_settings.in_settings(str(error))) from error
     except tf.errors.OpError as error:  # a damaged record of a packed folder
         raise DataError(root_cause(error)) from error
+    if account and tfdist.is_chief() and config.verbose != 0:
+        _print_once(account)
+    return folders
 
 
 @functools.lru_cache(maxsize=4)
-def _prepare(location: str, cache: str, pack_options: tuple[tuple[str, Any], ...]) -> ClassFolders:
+def _print_once(account: str) -> None:
+    print(account)
+
+
+@functools.lru_cache(maxsize=4)
+def _prepare(
+    location: str, cache: str, pack_options: tuple[tuple[str, Any], ...]
+) -> tuple[ClassFolders, str]:
+    """Returns the packed splits, and what became of the files as text."""
     source, options = Path(location), dict(pack_options)
     if source.name == "train" and (source / _INDEX).is_file():
         source = source.resolve().parent  # the other split is beside it
     # Changed files are packed to a new folder, because a packed copy is never updated.
-    name = re.sub(r"\W+", "-", location).strip("-") + "-" + _fingerprint(source)
-    below = Path(cache) / name
-    train = source / "train"
-    if not train.is_dir():
-        return _check_classes(location, *_hold_out(source, below, options))
-    found = [n for n in _VALIDATION_NAMES if (source / n).is_dir()]
-    if not found:
-        return _check_classes(location, *_hold_out(train, below, options))
-    folders = {"train": train, "validation": source / found[0]}
-    packed = [_pack(f, below / n, options) for n, f in folders.items()]
-    return _check_classes(location, *packed)
+    below = Path(cache) / f"{data.cache_name(location)}-{_fingerprint(source)}"
+    splits = options.pop("splits", None)
+    found = {} if splits == "none" else pipelines.find_splits(source, splits)
+    folders = {split: Path(str(folder)) for split, folder in found.items()}
+    options["splits"] = "none"
+    train = folders.get("train", source)
+    test, validation = folders.get("test"), folders.get("validation")
+    if test and not validation and test.name != "test":
+        raise pipelines.DataError(
+            f"{source}: contains {test.name} and no folder for validation; to validate with it, "
+            f"pass --splits train={train.name},validation={test.name}, and to hold out a part of "
+            f"{train.name} instead, pass --data {train}"
+        )
+    validation = validation or test
+    if validation and train == source:
+        raise pipelines.DataError(
+            f"{source}: expected a folder of training examples beside {validation.name}, found "
+            "none; call it train, or pass --splits none if all are classes"
+        )
+    if validation:
+        packed = (_pack(train, below / "train", options), _pack(validation, below / "val", options))
+    else:
+        packed = _hold_out(train, below, options)
+    account = pipelines.Account()
+    for folder in packed if validation else packed[:1]:
+        account.merge(pipelines.load_account(folder))
+    if account and (read := [train, validation] if validation else [train]):
+        rest = [f for f in pipelines.list_files(source) if not any(map(f.is_relative_to, read))]
+        names = [path.relative_to(source) for path in rest]
+        account.leave_out("files", "in no split that is read", *names)
+    return _check_classes(location, *packed), str(account)
 
 
 def _check_classes(location: str, train: AnyPath, validation: AnyPath) -> ClassFolders:
@@ -116,6 +148,13 @@ def _check_classes(location: str, train: AnyPath, validation: AnyPath) -> ClassF
         raise DataError(
             f"--data {location}: the training split has the classes {list(classes)}, the "
             f"validation split {list(others)}. Use the same subfolders in both."
+        )
+    if not pipelines.load_index(validation).num_records:
+        counts = class_counts(train, len(classes))
+        few = ", ".join(f"{name} has {n}" for name, n in zip(classes, counts, strict=True))
+        raise DataError(
+            f"--data {location}: no class has the 3 examples of which one can be held out for "
+            f"validation ({few}). Add examples, or a folder validation with the same subfolders."
         )
     return ClassFolders(train, validation, classes)
 
@@ -148,6 +187,8 @@ def _hold_out(source: Path, below: Path, options: Mapping[str, Any]) -> tuple[Pa
                 num_shards=min(max(index.num_records // _RECORDS_PER_SHARD, 1), _MAX_SHARDS),
                 source=f"{index.source}, {folder.name}, one in five of each class held out",
             )
+            if (whole / _ACCOUNT).is_file():
+                shutil.copyfile(whole / _ACCOUNT, folder / _ACCOUNT)
         shutil.rmtree(below / "all", ignore_errors=True)
     return train, validation
 
@@ -168,13 +209,10 @@ def _examples_of(folder: Path, *, held_out: bool) -> Iterator[dict[str, Any]]:
 def _fingerprint(folder: Path) -> str:
     """Returns a short text that changes with names, sizes and times of the files in a folder."""
     digest = hashlib.sha256()
-    for directory, subfolders, names in os.walk(folder, followlinks=True):
-        subfolders.sort()
-        for name in sorted(names):
-            path = Path(directory, name)
-            status = path.stat()
-            digest.update(f"{path.relative_to(folder)}\0{status.st_size}\0".encode())
-            digest.update(f"{status.st_mtime_ns}\n".encode())
+    for path in pipelines.list_files(folder):
+        status = path.stat()
+        digest.update(os.fsencode(f"{path.relative_to(folder)}\0{status.st_size}\0"))
+        digest.update(f"{status.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:8]
 
 

@@ -51,7 +51,6 @@ SMOKE: Mapping[str, Any] = {
 
 #: Smallest image size, in pixels, for a ResNet whose stem reduces each side to a quarter.
 _LARGE_STEM = 96
-_SUFFIXES = {".jpg": "jpeg", ".jpeg": "jpeg", ".png": "png"}
 
 
 class Hyperparameters(BaseModel):
@@ -65,6 +64,7 @@ class Hyperparameters(BaseModel):
     class_weights: Literal["none", "balanced"] = "none"
     weights: str | None = None  # imagenet, or the path of a .keras or .weights.h5 file
     frozen: bool = False  # train the last layer only
+    splits: str | None = None  # names of the splits as train=Trn,validation=Tst, or none
     classes: int = Field(3, ge=2)  # number of classes of --data synthetic
 
 
@@ -244,16 +244,10 @@ def _classes(config: TrainConfig) -> tuple[str, ...]:
 def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
     names = tuple(f"class {i}" for i in range(3))
     small = data.drawn_images(32, 3, names)
-    options: dict[str, Any] = {"kind": "images"}
-    if config.data is not None and config.data != data.SMALL:
-        found = {
-            _SUFFIXES.get(path.suffix.lower(), "other")
-            for path in Path(config.data).rglob("*.*")
-            if path.suffix.lower() in {*_SUFFIXES, ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-        }
-        if len(found) > 1 or "other" in found:
-            options["image_format"] = "jpeg"
-    return _class_folders.prepare(config, "image_folder", small, **options)
+    splits = Hyperparameters.model_validate(config.set).splits
+    # The maps decode three channels of 8 bits. What is no JPEG is encoded again in a mixed folder.
+    options = {"image_format": "auto", "channels": 3, "bits": 8, "splits": splits}
+    return _class_folders.prepare(config, "image_folder", small, kind="images", **options)
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 import pipelines
-from recipes import _class_folders, _plots
+from recipes import _class_folders, _plots, _settings
 from tfdist import data, models, optimizers, schedules, train
 from tfdist.config import TrainConfig
 
@@ -42,7 +42,10 @@ SMOKE: Mapping[str, Any] = {
 }
 
 
-class Hyperparameters(BaseModel):
+_UNKNOWN = 1  # TextVectorization's code of words outside of the vocabulary
+
+
+class Hyperparameters(_settings.TextSettings):
     """Hyperparameters, which `--set NAME=VALUE` sets."""
 
     network: Literal["mean", "lstm"] = "mean"
@@ -133,7 +136,9 @@ def _read(config: TrainConfig, split: str) -> tf.data.Dataset:
 
     def to_words(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
         words = tf.cast(vectorize(batch["text"]), tf.int32)
-        return words, tf.one_hot(batch["label"], num_classes)
+        # The mean of no words would be NaN: a text without words is one unknown word.
+        first = tf.where(words[:, :1] == 0, _UNKNOWN, words[:, :1])
+        return tf.concat([first, words[:, 1:]], 1), tf.one_hot(batch["label"], num_classes)
 
     return pipelines.read(
         folders.train if is_training else folders.validation,
@@ -166,8 +171,10 @@ def _classes(config: TrainConfig) -> tuple[str, ...]:
 
 
 def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
-    lines = Hyperparameters.model_validate(config.set).lines
-    options: dict[str, Any] = {"kind": "text"} | ({} if lines else {"whole_files": True})
+    hp = Hyperparameters.model_validate(config.set)
+    options: dict[str, Any] = {"kind": "text"} | ({} if hp.lines else {"whole_files": True})
+    options |= {"encoding": hp.encoding} if hp.encoding else {}
+    options |= {"splits": hp.splits} if hp.splits else {}
     return _class_folders.prepare(config, "text_classifier", _SMALL, **options)
 
 

@@ -1,21 +1,19 @@
-"""Conversion between named arrays and serialized `tf.train.Example` records.
+"""Parses serialized `tf.train.Example` records to named arrays, in a TensorFlow graph.
 
-`encode` serializes one example, `decode` parses records in a TensorFlow graph (a whole batch costs
-little more than one record), and `find_problem` checks a record without a graph.
+A whole batch costs little more than one record.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
-from google.protobuf.message import DecodeError
 
+from pipelines import upright
 from pipelines.errors import DataError
-from pipelines.format.feature import Feature, image_format
+from pipelines.format.encoding import encode as encode
+from pipelines.format.feature import Feature
 
 
 def stored_dtype(feature: Feature) -> tf.DType:
@@ -94,7 +92,7 @@ def _pixels(encoded: tf.Tensor, feature: Feature) -> tf.Tensor:
             pixels = tf.io.decode_jpeg(image, channels=feature.shape[2])
         else:
             pixels = tf.io.decode_png(image, channels=feature.shape[2], dtype=feature.dtype)
-        return tf.ensure_shape(pixels, feature.shape)
+        return tf.ensure_shape(upright.turn(pixels, upright.orientation(image)), feature.shape)
 
     if encoded.shape.rank == 0:
         return decode_one(encoded)
@@ -106,180 +104,3 @@ def _pixels(encoded: tf.Tensor, feature: Feature) -> tf.Tensor:
     return tf.map_fn(
         decode_one, encoded, fn_output_signature=tf.TensorSpec(feature.shape, feature.dtype)
     )
-
-
-def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
-    """Serializes one example.
-
-    Args:
-        example: A value for each feature name: something that NumPy converts to an array of
-            exactly the feature's shape and whose values fit its dtype; `str` or `bytes` for a
-            string; the bytes of an image file for an image.
-        features: All features of the record.
-
-    Returns:
-        The serialized `tf.train.Example`.
-
-    Raises:
-        DataError: A feature is missing, unknown or has another shape, or a value would not be
-            stored exactly.
-    """
-    names = [feature.name for feature in features]
-    if set(example) != set(names):
-        raise DataError(
-            f"expected the features {sorted(names)}, got {sorted(example)}; every example must "
-            "have exactly the declared features"
-        )
-    stored = {f.name: _to_message(example[f.name], f) for f in features}
-    message = tf.train.Example(features=tf.train.Features(feature=stored))
-    return bytes(message.SerializeToString(deterministic=True))
-
-
-def _to_message(value: object, feature: Feature) -> tf.train.Feature:
-    if feature.is_image:
-        return _bytes_list([_checked_image(value, feature)])
-    if feature.dtype == "string":
-        return _bytes_list(_checked_strings(value, feature))
-    array = _checked_numbers(value, feature)
-    if feature.encoding == "raw":
-        little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        return _bytes_list([little_endian.tobytes()])
-    if stored_dtype(feature) == tf.float32:
-        return tf.train.Feature(
-            float_list=tf.train.FloatList(value=array.ravel().astype(np.float32))
-        )
-    return tf.train.Feature(int64_list=tf.train.Int64List(value=array.ravel().astype(np.int64)))
-
-
-def _bytes_list(values: list[bytes]) -> tf.train.Feature:
-    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
-
-
-def _checked_image(value: object, feature: Feature) -> bytes:
-    if isinstance(value, bytes) and image_format(value) == feature.encoding:
-        return value
-    actual = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
-    raise DataError(
-        f"feature {feature.name!r}: expected the bytes of a {feature.encoding} file, got {actual}"
-    )
-
-
-def _checked_strings(value: object, feature: Feature) -> list[bytes]:
-    """Returns the strings in array order. NumPy's own string arrays would cut trailing zeros."""
-    array = np.empty((), object)
-    array[()] = value
-    if feature.shape:
-        array = np.array(value, dtype=object)
-    if not _same_shape(array.shape, feature) or not all(
-        isinstance(element, str | bytes) for element in array.ravel()
-    ):
-        raise DataError(
-            f"feature {feature.name!r}: expected text or bytes of shape {feature.shape}, got "
-            f"{type(value).__name__} of shape {array.shape}"
-        )
-    return [e.encode() if isinstance(e, str) else e for e in array.ravel()]
-
-
-def _checked_numbers(value: object, feature: Feature) -> np.ndarray:
-    """Converts a value to the feature's dtype, or raises if that would change it."""
-    array = np.asarray(value)
-    if not _same_shape(array.shape, feature) or array.dtype.kind not in "biuf":
-        raise DataError(
-            f"feature {feature.name!r}: expected {feature.dtype} of shape {feature.shape}, got "
-            f"{array.dtype} of shape {array.shape}; convert the value or change the declaration"
-        )
-    with np.errstate(all="ignore"):  # the comparison below detects overflow
-        cast = array.astype(feature.dtype)
-    if cast.dtype != array.dtype and not np.array_equal(cast, array, equal_nan=True):
-        raise DataError(
-            f"feature {feature.name!r}: {feature.dtype} cannot hold every value of this "
-            f"{array.dtype} array; convert it yourself or declare {array.dtype}"
-        )
-    return cast
-
-
-def _same_shape(shape: tuple[int, ...], feature: Feature) -> bool:
-    if feature.is_ragged and shape == (0,):  # an empty list has lost its inner dimensions
-        return True
-    return len(shape) == len(feature.shape) and all(
-        dim in (None, actual) for dim, actual in zip(feature.shape, shape, strict=True)
-    )
-
-
-_FIELDS: dict[tf.DType, str] = {
-    tf.string: "bytes_list",
-    tf.float32: "float_list",
-    tf.int64: "int64_list",
-}
-
-
-def parse_message(data: bytes, name: str) -> Any:
-    """Parses a record as a `tf.train.Example` message.
-
-    Args:
-        data: The record's bytes.
-        name: The record's name in the error message.
-
-    Raises:
-        DataError: The record is not a `tf.train.Example`.
-    """
-    try:
-        return tf.train.Example.FromString(data)
-    except DecodeError:
-        raise DataError(f"{name}: not a tf.train.Example; no other format is supported") from None
-
-
-def find_problem(example: Any, features: Sequence[Feature]) -> str | None:
-    """Returns the first mismatch between a `tf.train.Example` and its features, or None."""
-    for feature in features:
-        if problem := _problem(example.features.feature, feature):
-            return f"feature {feature.name!r}: {problem}"
-    return None
-
-
-def _problem(stored: Any, feature: Feature) -> str | None:
-    if feature.name not in stored:
-        return None if feature.is_ragged else "missing"
-    kind = stored[feature.name].WhichOneof("kind")
-    values: Any = getattr(stored[feature.name], kind).value if kind else ()
-    expected_kind = _FIELDS[stored_dtype(feature)]
-    if len(values) and kind != expected_kind:
-        return f"expected {expected_kind}, found {kind}"
-    dims = feature.shape if feature.encoding in ("list", "bytes") else ()
-    row = math.prod(dim for dim in dims if dim is not None)
-    if feature.is_ragged and len(values) % max(row, 1):
-        return f"expected rows of {row} values, found {len(values)} values"
-    if not feature.is_ragged and len(values) != row:
-        return f"expected {row} values, found {len(values)}"
-    if feature.encoding == "list":
-        return _check_number(values, feature)
-    return _check_bytes(values[0], feature) if feature.encoding != "bytes" else None
-
-
-def _check_bytes(value: bytes, feature: Feature) -> str | None:
-    if feature.is_image:
-        found = image_format(value)
-        return None if found == feature.encoding else f"not the bytes of a {feature.encoding} file"
-    size = math.prod(dim for dim in feature.shape if dim is not None)
-    expected = size * np.dtype(feature.dtype).itemsize
-    return None if len(value) == expected else f"expected {expected} bytes, found {len(value)}"
-
-
-def _check_number(values: Any, feature: Feature) -> str | None:
-    if feature.label_names and not feature.shape:
-        # tensorflow-datasets uses -1 for examples without a label.
-        low, high, what = -1.0, len(feature.label_names) - 1.0, "label"
-    elif feature.dtype == "bool":
-        low, high, what = 0.0, 1.0, "bool"
-    elif feature.dtype in ("int64", "float32"):
-        return None  # the record itself stores these dtypes
-    elif feature.dtype == "float16":
-        high, what = float(np.finfo(feature.dtype).max), feature.dtype
-        low = -high
-    else:
-        low, high = float(np.iinfo(feature.dtype).min), float(np.iinfo(feature.dtype).max)
-        what = feature.dtype
-    for value in values:
-        if math.isfinite(value) and not low <= value <= high:
-            return f"expected a {what} from {low:g} to {high:g}, found {value}"
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,13 @@ from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.feature import Feature
 from pipelines.format.index import INDEX_NAME
+from pipelines.sources.account import Account, print_account, save_account
+from pipelines.sources.source import list_again, listing
 from pipelines.storage import AnyPath
 from pipelines.writing.publish import write_index
+
+#: Files of tensorflow-datasets and of this package, which are no data.
+_METADATA = re.compile(r"(features|dataset_info|account)\.json|.*\.labels\.txt|offsets\.npz")
 
 _DESCRIPTION = """Creates the index of TFRecord shards that tensorflow-datasets or another tool
 wrote. Reads every record, verifies its checksums, and infers its features."""
@@ -36,6 +42,7 @@ def _make(
     to: str | None = None,
     features: str | None = None,
     num_workers: int | None = None,
+    strict: bool = False,
 ) -> None:
     from pipelines.index.scan import link_shards, make_index
 
@@ -50,14 +57,20 @@ def _make(
     if not shards:
         raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
+    account = _account(folder, shards, files)
+    if strict:
+        account.check_strict()
     index, table = make_index(shards, target, declared, num_workers or num_cores())
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     link_shards(index, shards, target)
     if not index.compression:
         offsets.store(target, index, table)
+    account.use("examples", index.num_records)
+    save_account(target, account)
     write_index(target, index)
     command_line.print_summary(index, target)
+    print_account(target)
 
 
 def _matching(folder: AnyPath, pattern: str) -> Sequence[AnyPath]:
@@ -67,6 +80,19 @@ def _matching(folder: AnyPath, pattern: str) -> Sequence[AnyPath]:
         return sorted(path for path in found if not path.name.startswith("."))
     names = fnmatch.filter(folder.sizes(), pattern)
     return [folder / name for name in sorted(names) if "/" not in name and name[0] != "."]
+
+
+def _account(folder: AnyPath, shards: Sequence[AnyPath], pattern: str) -> Account:
+    """Returns the account of the files of a folder, but for metadata and files of this package."""
+    account = Account()
+    account.use("files", len(shards))
+    list_again()
+    files = listing(folder)
+    names = [str(storage.relative(path, folder)) for path in files.files if path not in shards]
+    others = [name for name in names if not _METADATA.fullmatch(name)]
+    account.leave_out("files", f"does not match --files {pattern!r}", *others)
+    account.add_clutter("files", files.num_clutter)
+    return account
 
 
 def _declared(path: Path) -> tuple[Feature, ...]:
@@ -100,6 +126,9 @@ def _parser() -> ArgumentParser:
     )
     parser.add_argument(
         "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if a file of the folder is left out"
     )
     return parser
 

@@ -24,6 +24,9 @@ _DTYPES = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64
 #: Channels by Pillow's image mode. All other modes are decoded to three channels.
 _CHANNELS = {"1": 1, "L": 1, "I": 1, "I;16": 1, "RGBA": 4}
 
+_ORIENTATION = 0x0112  # of EXIF
+_BITS_OF_PNG = 24  # position in the file, https://www.w3.org/TR/png/#11IHDR
+
 
 @dataclass
 class FeatureStatistics:
@@ -35,7 +38,9 @@ class FeatureStatistics:
         num_records: Number of records that have the feature.
         formats: Image formats of its bytes, None for bytes that are not an image.
         channels: The largest number of channels of its images.
-        sizes: At most two (height, width) pairs of its images: two are enough to know they differ.
+        bits: The largest number of bits per channel of its images.
+        sizes: At most two (height, width) pairs of its upright images: two are enough to know they
+            differ.
     """
 
     kinds: set[str] = field(default_factory=set)
@@ -43,6 +48,7 @@ class FeatureStatistics:
     num_records: int = 0
     formats: set[Encoding | None] = field(default_factory=set)
     channels: int = 0
+    bits: int = 8
     sizes: set[tuple[int, int]] = field(default_factory=set)
 
     def add(self, feature: Any) -> None:
@@ -63,6 +69,7 @@ class FeatureStatistics:
         self.num_records += other.num_records
         self.formats |= other.formats
         self.channels = max(self.channels, other.channels)
+        self.bits = max(self.bits, other.bits)
         self.sizes |= other.sizes
         if other.lengths:
             self._add_length(*other.lengths)
@@ -79,7 +86,7 @@ class FeatureStatistics:
             height, width = next(iter(self.sizes)) if len(self.sizes) == 1 else (None, None)
             return Feature(
                 name=name,
-                dtype="uint8",
+                dtype="uint16" if self.bits == 16 else "uint8",
                 shape=(height, width, self.channels),
                 encoding=formats.pop(),
             )
@@ -102,11 +109,14 @@ class FeatureStatistics:
                 with Image.open(io.BytesIO(value)) as image:
                     width, height = image.size
                     channels = _CHANNELS.get(image.mode, 3)
+                    if image.getexif().get(_ORIENTATION, 1) in range(5, 9):
+                        width, height = height, width
             except OSError:
                 encoding = None
             else:
                 channels = 3 if (channels, encoding) == (4, "jpeg") else channels
                 self.channels = max(self.channels, channels)
+                self.bits = max(self.bits, value[_BITS_OF_PNG] if encoding == "png" else 8)
                 if len(self.sizes) < 2:
                     self.sizes.add((height, width))
         self.formats.add(encoding)

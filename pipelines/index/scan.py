@@ -16,6 +16,7 @@ from pipelines import storage
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format import record_file
+from pipelines.format.encoding import parse_message
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, sha256_of
 from pipelines.format.record_file import Compression
@@ -150,8 +151,6 @@ def _compression(path: AnyPath) -> Compression | None:
 
 
 def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:
-    from pipelines.format.examples import parse_message  # imports TensorFlow
-
     offsets: list[int] = []
     seen: dict[str, infer.FeatureStatistics] = {}
     for record in record_file.intact_records(file.path, file.compression):

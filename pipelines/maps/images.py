@@ -7,6 +7,8 @@ result.
 If the region of a JPEG is 2, 4 or 8 times as large as the result, it is decoded at 1/2, 1/4 or 1/8
 of its size (like Pillow's `Image.draft`). This is several times as fast, and smoother than a
 bilinear resize of all pixels. `reduce=False` decodes all pixels.
+
+Images are turned upright if their EXIF data say so. Regions are those of the upright image.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import functools
 import math
 
 import tensorflow as tf
+
+from pipelines import upright
 
 Size = tuple[int, int]
 
@@ -120,7 +124,12 @@ def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def _shape(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns height and width from the first bytes of a file."""
+    """Returns height and width of the upright image from the first bytes of a file."""
+    stored = _stored_shape(encoded)
+    return tf.where(upright.orientation(encoded) >= 5, stored[::-1], stored)
+
+
+def _stored_shape(encoded: tf.Tensor) -> tf.Tensor:
     return tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
@@ -133,10 +142,20 @@ def _scaled(
     encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
 ) -> tf.Tensor:
     """Decodes a region of an image and scales it; uint8 `(*size, 3)`."""
+    is_jpeg, orientation = tf.io.is_jpeg(encoded), upright.orientation(encoded)
+
+    def cut_whole() -> tf.Tensor:
+        pixels = tf.cond(
+            is_jpeg,
+            lambda: tf.io.decode_jpeg(encoded, channels=3),
+            lambda: tf.io.decode_png(encoded, channels=3),
+        )
+        return _cut(upright.turn(pixels, orientation), _window(begin, region))
+
     pixels = tf.cond(
-        tf.io.is_jpeg(encoded),
+        is_jpeg & (orientation == 1),
         lambda: _decode_jpeg_region(encoded, begin, region, size, reduce),
-        lambda: _cut(tf.io.decode_png(encoded, channels=3), _window(begin, region)),
+        cut_whole,
     )
     scaled = tf.image.resize(pixels, size)
     return tf.ensure_shape(tf.cast(tf.round(scaled), tf.uint8), (*size, 3))

@@ -15,9 +15,9 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from pipelines import storage
 from pipelines.console import command_line
-from pipelines.cores import num_cores
 from pipelines.errors import DataError
-from pipelines.sources import SOURCES
+from pipelines.sources import SOURCES, types
+from pipelines.sources.account import print_account
 
 if TYPE_CHECKING:
     from pipelines.format.record_file import Compression
@@ -49,6 +49,7 @@ def _pack(
     via: str = "processes",
     part: str | None = None,
     finish: bool = False,
+    strict: bool = False,
     print_slurm: int | None = None,
     print_k8s: int | None = None,
     image: str | None = None,
@@ -79,13 +80,16 @@ def _pack(
             "" if compression == "none" else compression,
             source_options,
         )
+        if plan.source.readings:
+            print(types.described(plan.source.readings))
         index = pack(
             plan,
             storage.at(dest),
-            num_workers or num_cores(),
+            num_workers,
             part=chosen,
             finish=finish,
             by_ray=via == "ray",
+            strict=strict,
         )
     except KeyboardInterrupt:
         print("Stopped. Run the same command again to continue.", file=sys.stderr)
@@ -94,6 +98,7 @@ def _pack(
         print(f"Part {part} is complete. The data set appears when all parts are complete.")
     else:
         command_line.print_summary(index, storage.at(dest))
+        print_account(storage.at(dest))
 
 
 def _parser() -> ArgumentParser:
@@ -129,7 +134,10 @@ def _parser() -> ArgumentParser:
         help="compression of the shards; images are compressed already",
     )
     parser.add_argument(
-        "--num-workers", type=PositiveInt, metavar="N", help="processes; default: one per core"
+        "--num-workers", type=PositiveInt, metavar="N", help="processes; default: by the work"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail if anything is left out or guessed"
     )
     _add_flags_of_parts(parser)
     _add_source_flags(parser)
@@ -167,7 +175,13 @@ def _add_flags_of_parts(parser: ArgumentParser) -> None:
 def _add_source_flags(parser: ArgumentParser) -> None:
     """Adds the flags that only some sources accept, by the names in `sources.source.Options`."""
     group = parser.add_argument_group("options of some sources")
-    group.add_argument("--split", help="tfds, cifar, celeba, imagenet: train, test, ...")
+    group.add_argument("--split", help="the split to pack: train, test, ...")
+    group.add_argument(
+        "--splits",
+        metavar="NAMES",
+        help="names of folders or files that are splits, as train=Trn,test=Tst; none: no splits; "
+        "default: by words such as train, Training, val, dev, test",
+    )
     group.add_argument("--data-dir", metavar="DIR", help="tfds: folder of prepared data sets")
     group.add_argument("--label", help="tables: the column of class names")
     group.add_argument(
@@ -182,6 +196,21 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         help="tables: drop rows with empty cells",
     )
     group.add_argument(
+        "--column",
+        action="append",
+        metavar="NAME=TYPE",
+        help="tables: type of a column: " + ", ".join(types.TYPES) + "; repeat the flag",
+    )
+    group.add_argument(
+        "--encoding", metavar="NAME", help="CSV, JSON, text: such as cp1252; default: detected"
+    )
+    group.add_argument(
+        "--delimiter", metavar="CHARACTER", help="CSV: between cells, or 'tab'; default: detected"
+    )
+    group.add_argument(
+        "--quote", metavar="CHARACTER", help="CSV: around cells, or 'none'; default: detected"
+    )
+    group.add_argument(
         "--whole-files",
         action="store_true",
         help="text: one example per file; default: one per line",
@@ -192,7 +221,9 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         help="resize images: 256 sets the shorter side; 224x224 also crops to exactly that size",
     )
     group.add_argument(
-        "--image-format", choices=["jpeg", "png"], help="format to store; default: unchanged"
+        "--image-format",
+        choices=["jpeg", "png", "auto"],
+        help="format to store; default: unchanged; auto: jpeg if there are several",
     )
     group.add_argument(
         "--quality",
@@ -202,6 +233,12 @@ def _add_source_flags(parser: ArgumentParser) -> None:
     )
     group.add_argument(
         "--channels", type=PositiveInt, metavar="N", help="channels of decoded images: 1, 3 or 4"
+    )
+    group.add_argument(
+        "--bits",
+        type=PositiveInt,
+        metavar="N",
+        help="bits per channel of decoded images, 8 or 16; default: those of unchanged PNGs",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,13 @@ from pipelines import storage
 from pipelines.console import parallel_tasks, ray_tasks
 from pipelines.cores import num_cores
 from pipelines.errors import DataError
-from pipelines.format.examples import encode
-from pipelines.format.index import Index, Shard
+from pipelines.format.encoding import encode
+from pipelines.format.index import Index
 from pipelines.format.record_file import Compression
 from pipelines.pack.parts import Part
-from pipelines.pack.work_folder import SupersededError, WorkFolder, work_folder
+from pipelines.pack.work_folder import FinishedShard, SupersededError, WorkFolder, work_folder
 from pipelines.sources import open_source
+from pipelines.sources.account import Account, load_account
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
 from pipelines.writing.publish import ShardWriter, existing_index, explain_full_disk, shard_name
@@ -96,12 +98,28 @@ def default_num_shards(source: Source) -> int:
     Raises:
         DataError: An example of the sample cannot be read.
     """
-    count = len(source)
-    sample = list(range(0, count, -(-count // _NUM_SAMPLES)))
-    sizes = [len(encode(example, source.features)) for example in source.examples(sample)]
-    num_bytes = sum(sizes) / len(sizes) * count
+    num_bytes = _encode_sample(source) * len(source)
     num_shards = max(math.ceil(num_bytes / _LARGE), min(10, int(num_bytes / _SMALL)), 1)
-    return min(num_shards, count)
+    return min(num_shards, len(source))
+
+
+#: Seconds of work for which another process is worth starting.
+_SECONDS_OF_WORKER = 2
+
+
+def default_num_workers(source: Source) -> int:
+    """Returns a number of processes, up to the cores, that pack faster than fewer would."""
+    begin = time.perf_counter()
+    _encode_sample(source)
+    seconds = (time.perf_counter() - begin) * len(source) / min(len(source), _NUM_SAMPLES)
+    return max(min(int(seconds / _SECONDS_OF_WORKER), num_cores()), 1)
+
+
+def _encode_sample(source: Source) -> float:
+    """Returns the mean size of a fixed sample of records."""
+    numbers = list(range(0, len(source), -(-len(source) // _NUM_SAMPLES)))
+    sizes = [len(encode(example, source.features)) for example in source.examples(numbers)]
+    return sum(sizes) / len(sizes)
 
 
 _NUM_BETWEEN_REPORTS = 50
@@ -117,22 +135,24 @@ class _ShardTask(NamedTuple):
 def pack(
     plan: Plan,
     directory: AnyPath,
-    num_workers: int,
+    num_workers: int | None,
     *,
     part: Part | None = None,
     finish: bool = False,
     by_ray: bool = False,
+    strict: bool = False,
 ) -> Index | None:
     """Packs examples into a folder of shards, unless it already contains them.
 
     Args:
         plan: What to pack.
         directory: The folder to create, with its parents.
-        num_workers: Number of processes that write.
+        num_workers: Number of processes that write; None: chosen by the work.
         part: Write the shards of this part only. Whichever process finds that all shards exist
             publishes the folder.
         finish: Write nothing, and publish the shards of all parts.
         by_ray: Whether the cores of a Ray cluster write, instead of processes of this machine.
+        strict: Whether anything that is left out or guessed is an error.
 
     Returns:
         The index of the folder, or None if shards of other parts are missing.
@@ -149,7 +169,12 @@ def pack(
         )
     if isinstance(directory, Path):
         directory = directory.absolute()
+    account = plan.source.account
+    if strict:
+        account.check_strict()
     if found := existing_index(directory, plan.index_fields()):
+        if strict:
+            load_account(directory).check_strict()
         return found
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
@@ -165,8 +190,8 @@ def pack(
                 return found
             raise
         names = [shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
-        shards = work.all_finished(names)
-        if missing := [name for name, shard in zip(names, shards, strict=True) if shard is None]:
+        notes = work.all_finished(names)
+        if missing := [name for name, note in zip(names, notes, strict=True) if note is None]:
             if finish:
                 raise DataError(
                     f"{directory}: {len(missing)} of {len(names)} shards are missing, the first is "
@@ -177,17 +202,22 @@ def pack(
             if found is None and part is None:
                 raise DataError(f"{directory}: shards vanished while they were packed; start again")
             return found
+        account = account.model_copy(deep=True)
+        for note in filter(None, notes):
+            account.merge(note.changes)
+        if strict:
+            account.check_strict()
         index = Index(
             source=plan.description,
             features=plan.source.features,
             compression=plan.compression,
-            shards=tuple(shard for shard in shards if shard),
+            shards=tuple(note.shard for note in notes if note),
         )
-        return work.publish(index, plan.index_fields())
+        return work.publish(index, plan.index_fields(), account)
 
 
 def _write_missing(
-    plan: Plan, work: WorkFolder, num_workers: int, part: Part | None, by_ray: bool
+    plan: Plan, work: WorkFolder, num_workers: int | None, part: Part | None, by_ray: bool
 ) -> None:
     """Writes the shards, of all or of one part, that are not finished."""
     names = {i: shard_name(i, plan.num_shards) for i in range(plan.num_shards)}
@@ -196,8 +226,8 @@ def _write_missing(
     finished = work.all_finished([*names.values()])
     tasks = [
         _ShardTask(name, plan.numbers(i))
-        for (i, name), shard in zip(names.items(), finished, strict=True)
-        if shard is None
+        for (i, name), note in zip(names.items(), finished, strict=True)
+        if note is None
     ]
     write = functools.partial(_write_shard, plan.source, plan.compression, work)
     if by_ray:
@@ -206,7 +236,7 @@ def _write_missing(
     parallel_tasks.run(
         write,
         tasks,
-        num_workers=num_workers,
+        num_workers=num_workers or (default_num_workers(plan.source) if len(tasks) > 1 else 1),
         description=f"packing {len(tasks)} of {len(names)} shards",
         num_records=sum(len(task.numbers) for task in tasks),
     )
@@ -218,9 +248,10 @@ def _write_shard(
     work: WorkFolder,
     task: _ShardTask,
     advance: parallel_tasks.Advance,
-) -> Shard:
+) -> FinishedShard:
     """Writes one shard, and records that it is finished."""
     work.check()
+    source.changes = Account()
     num_since_report = 0
     with ShardWriter(work.path(task.name), compression) as writer:
         for example in source.examples(task.numbers.tolist()):
@@ -230,7 +261,7 @@ def _write_shard(
                 advance(num_since_report)
                 num_since_report = 0
     advance(num_since_report)
-    return work.finish(task.name, writer.shard, writer.offsets)
+    return work.finish(task.name, writer.shard, writer.offsets, source.changes)
 
 
 def pack_dataset(
@@ -242,6 +273,7 @@ def pack_dataset(
     seed: int | None = 0,
     compression: Compression = "",
     num_workers: int | None = None,
+    strict: bool = False,
     **source_options: object,
 ) -> Index:
     """Packs a data set into a folder of shards, unless the folder already contains it.
@@ -259,7 +291,8 @@ def pack_dataset(
         num_shards: Number of files; None: as many as give files of about 100 MB.
         seed: Seed of the order of the examples; None: the order of the source.
         compression: Compression of the files.
-        num_workers: Number of processes that write; None: one per core.
+        num_workers: Number of processes that write; None: chosen by the work, up to the cores.
+        strict: Whether anything that is left out or guessed is an error.
         **source_options: Options of some sources, see `pipelines.sources.source.Options`.
 
     Returns:
@@ -269,8 +302,7 @@ def pack_dataset(
         DataError: The source cannot be packed, or the folder contains something else.
     """
     plan = make_plan(location, kind, num_shards, seed, compression, source_options)
-    num_workers = num_workers or num_cores()
-    return cast(Index, pack(plan, storage.at(directory), num_workers))
+    return cast(Index, pack(plan, storage.at(directory), num_workers, strict=strict))
 
 
 def make_plan(

@@ -27,6 +27,7 @@ from pipelines.errors import DataError
 from pipelines.format import offsets
 from pipelines.format.index import INDEX_NAME, Index, Shard
 from pipelines.pack.parts import Part
+from pipelines.sources.account import Account, save_account
 from pipelines.storage import AnyPath, RemotePath
 from pipelines.writing.publish import (
     LEFTOVERS,
@@ -42,6 +43,20 @@ _PLAN = "plan.json"
 
 class SupersededError(DataError):
     """Another process has published the data set, or has started to pack something else."""
+
+
+class FinishedShard(BaseModel):
+    """The description of a complete shard.
+
+    Attributes:
+        shard: The shard in the index.
+        changes: What was done to its examples.
+        mark: The mark of the object that has it; None: it is a local file.
+    """
+
+    shard: Shard
+    changes: Account
+    mark: tuple[int, str] | None = None
 
 
 class WorkFolder(abc.ABC):
@@ -67,19 +82,23 @@ class WorkFolder(abc.ABC):
         """Returns the path to which a shard is written."""
 
     @abc.abstractmethod
-    def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+    def finish(
+        self, name: str, shard: Shard, table: Sequence[int], changes: Account
+    ) -> FinishedShard:
         """Records that a shard is complete. `table` has the offsets of its records."""
 
     @abc.abstractmethod
-    def finished(self, name: str) -> Shard | None:
+    def finished(self, name: str) -> FinishedShard | None:
         """Returns the description of a finished shard, or None if it is not finished."""
 
-    def all_finished(self, names: Sequence[str]) -> list[Shard | None]:
+    def all_finished(self, names: Sequence[str]) -> list[FinishedShard | None]:
         """Returns what `finished` returns for each name."""
         return list(map(self.finished, names))
 
     @abc.abstractmethod
-    def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
+    def publish(
+        self, index: Index, expected_attributes: Mapping[str, object], account: Account
+    ) -> Index:
         """Turns the finished shards into a data set, and returns its index."""
 
 
@@ -163,20 +182,25 @@ class _LocalWork(WorkFolder):
     def path(self, name: str) -> Path:
         return (self._shards / name).with_suffix(".partial")
 
-    def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+    def finish(
+        self, name: str, shard: Shard, table: Sequence[int], changes: Account
+    ) -> FinishedShard:
         self.path(name).rename(self._shards / name)
-        shard = shard.model_copy(update={"name": name})
-        write_atomically(self._note(name), shard.model_dump_json())
-        return shard
+        note = FinishedShard(shard=shard.model_copy(update={"name": name}), changes=changes)
+        write_atomically(self._note(name), note.model_dump_json())
+        return note
 
-    def finished(self, name: str) -> Shard | None:
+    def finished(self, name: str) -> FinishedShard | None:
         with contextlib.suppress(FileNotFoundError, ValidationError):
-            shard = Shard.model_validate_json(self._note(name).read_bytes())
-            if (self._shards / name).stat().st_size == shard.num_bytes:
-                return shard
+            note = FinishedShard.model_validate_json(self._note(name).read_bytes())
+            if (self._shards / name).stat().st_size == note.shard.num_bytes:
+                return note
         return None
 
-    def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
+    def publish(
+        self, index: Index, expected_attributes: Mapping[str, object], account: Account
+    ) -> Index:
+        save_account(self._shards, account)
         index = publish(self._shards, self._directory, index, expected_attributes)
         shutil.rmtree(self._path, ignore_errors=True)  # another part may remove it, too
         return index
@@ -193,13 +217,6 @@ def _create_atomically(path: Path, text: str) -> None:
         os.link(temporary, path)
     finally:
         temporary.unlink()
-
-
-class _Note(BaseModel):
-    """The description of a shard, and the mark of the object that has it."""
-
-    shard: Shard
-    mark: tuple[int, str]
 
 
 class _RemoteWork(WorkFolder):
@@ -244,26 +261,31 @@ class _RemoteWork(WorkFolder):
     def path(self, name: str) -> RemotePath:
         return self._directory / name
 
-    def finish(self, name: str, shard: Shard, table: Sequence[int]) -> Shard:
+    def finish(
+        self, name: str, shard: Shard, table: Sequence[int], changes: Account
+    ) -> FinishedShard:
         self.check()
-        note = _Note(shard=shard, mark=self.path(name).mark())
+        note = FinishedShard(shard=shard, changes=changes, mark=self.path(name).mark())
         data = io.BytesIO()
         np.save(data, np.array(table, np.int64))
         (self._notes / f"{name}.npy").write_bytes(data.getvalue())
         (self._notes / f"{name}.json").write_bytes(note.model_dump_json().encode())
-        return shard
+        return note
 
-    def finished(self, name: str) -> Shard | None:
+    def finished(self, name: str) -> FinishedShard | None:
         with contextlib.suppress(FileNotFoundError, ValidationError):
-            note = _Note.model_validate_json((self._notes / f"{name}.json").read_bytes())
+            note = FinishedShard.model_validate_json((self._notes / f"{name}.json").read_bytes())
             if self.path(name).mark() == note.mark:
-                return note.shard
+                return note
         return None
 
-    def all_finished(self, names: Sequence[str]) -> list[Shard | None]:
+    def all_finished(self, names: Sequence[str]) -> list[FinishedShard | None]:
         return list(storage.in_order(self.finished, names, self._directory))
 
-    def publish(self, index: Index, expected_attributes: Mapping[str, object]) -> Index:
+    def publish(
+        self, index: Index, expected_attributes: Mapping[str, object], account: Account
+    ) -> Index:
+        save_account(self._directory, account)
         if not index.compression:
             tables = storage.in_order(self._table, index.shards, self._directory)
             offsets.store(self._directory, index, np.concatenate([*tables]))

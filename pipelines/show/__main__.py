@@ -13,6 +13,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from pipelines import storage
 from pipelines.console import command_line
 from pipelines.format.index import load_index
+from pipelines.sources.account import print_account
 
 _DESCRIPTION = """Shows the contents of a folder: its features, its first record, the number of
 records per label, and a PNG with some of its images."""
@@ -28,6 +29,7 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
     folder = storage.at(directory)
     index = load_index(folder)
     command_line.print_summary(index, folder)
+    print_account(folder)
     from pipelines.show import records  # imports TensorFlow, so after the first table
 
     counts, first = records.LabelCounts(index), list[bytes]()

@@ -8,7 +8,16 @@ from typing import Any
 
 from pipelines import storage
 from pipelines.errors import DataError
-from pipelines.sources.source import Options, Source, list_again
+from pipelines.sources import splits
+from pipelines.sources.source import (
+    Options,
+    Source,
+    add_files,
+    is_folder,
+    list_again,
+    read_only,
+)
+from pipelines.storage import AnyPath
 
 #: Modules by the name of the format: specific layouts, which are tried first, then general formats.
 _LAYOUTS = {"tfds": "tfds", "cifar": "cifar", "celeba": "celeba", "imagenet": "imagenet"}
@@ -16,6 +25,7 @@ _GENERAL = {
     "webdataset": "webdataset",
     "images": "images",
     "csv": "table",
+    "jsonl": "table",
     "parquet": "table",
     "numpy": "arrays",
     "text": "text",
@@ -33,23 +43,64 @@ def open_source(location: str, kind: str, options: Options) -> Source:
         options: Options of the command, which must apply to the source.
 
     Raises:
-        DataError: The location or its format is unknown, or an option does not apply.
+        DataError: The location or its format is unknown, it has several splits, or an option does
+            not apply.
     """
-    if not location.startswith("tfds:"):
-        list_again()
-        path = storage.at(location)
-        if not (path.exists() if isinstance(path, Path) else path.is_file() or path.is_dir()):
-            raise DataError(f"{location}: no such file or folder; check the path")
-        if kind in _LAYOUTS and not isinstance(path, Path):
-            raise DataError(f"{location}: --from {kind} reads local folders; download it first")
-        location = str(path)  # without file://
-    kind = _kind_of(location) if kind == "auto" else kind
+    list_again()
+    if location.startswith("tfds:"):
+        return _opened("tfds", location, options)
+    path = storage.at(location)
+    if not (path.exists() if isinstance(path, Path) else path.is_file() or path.is_dir()):
+        raise DataError(f"{location}: no such file or folder; check the path")
+    if kind in _LAYOUTS and not isinstance(path, Path):
+        raise DataError(f"{location}: --from {kind} reads local folders; download it first")
+    if kind == "auto" and isinstance(path, Path):
+        kind = next((name for name in _LAYOUTS if _module(name).fits(str(path))), kind)
+    if kind in _LAYOUTS:
+        return _opened(kind, str(path), options)  # without file://
+    root, split = path, None
+    if is_folder(path) and options.splits != splits.NONE:
+        path, kind, split = _chosen_split(path, kind, options)
+    if kind == "auto":
+        kind = _kind_of(str(path))
+    taken = {"splits": None} | ({"split": None} if split else {})
+    source = _opened(kind, str(path), options.model_copy(update=taken))
+    if not is_folder(root):
+        source.account.use("files", 1)
+    elif source.files is not None:
+        add_files(source, root, path, split, f"not read by --from {kind}")
+    return source
+
+
+def _opened(kind: str, location: str, options: Options) -> Source:
     module = _module(kind)
     options.check(kind, module.OPTIONS)
     source: Source = module.open_source(location, options)
     if len(source) == 0:
         raise DataError(f"{location}: expected {kind}, found none")
+    source.account.use("examples", len(source))
     return source
+
+
+def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, str, str | None]:
+    """Returns the folder to read, its kind if it had to be detected, and the split if any.
+
+    If splits are files of one folder, this hides the files of the others.
+    """
+    folders = splits.split_folders(path, options.splits)
+    if folders:
+        split = splits.choose(str(path), folders, options.split)
+        return folders[split], kind, split
+    kind = _kind_of(str(path)) if kind == "auto" else kind
+    suffixes = None if kind == "images" else _module(kind).SUFFIXES
+    files = splits.split_files(path, suffixes, options.splits)
+    if not files:
+        if options.splits:
+            raise DataError(f"--splits: nothing in {path} has such a name, got {options.splits!r}")
+        return path, kind, None
+    split = splits.choose(str(path), files, options.split)
+    read_only(path, files[split])
+    return path, kind, split
 
 
 def _kind_of(location: str) -> str:
@@ -58,9 +109,6 @@ def _kind_of(location: str) -> str:
     Raises:
         DataError: The format is unknown or ambiguous.
     """
-    for name in _LAYOUTS:
-        if not storage.is_url(location) and _module(name).fits(location):
-            return name
     # A dictionary by module, because a module may have two names.
     found = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
     if len(found) == 1:

@@ -24,17 +24,21 @@ from pipelines.sources.source import (
     Source,
     files_below,
     fingerprint,
+    has_suffix,
     is_folder,
 )
 from pipelines.storage import AnyPath
 
 OPTIONS: frozenset[str] = frozenset()
+SUFFIXES = frozenset({".npy"})
 
 
 def fits(location: str) -> bool:
     """Returns whether the location is an `.npz`, an `.npy`, or a folder of `.npy` files."""
     path = storage.at(location)
-    return bool(files_below(path, {".npy"})) if is_folder(path) else path.suffix in (".npy", ".npz")
+    return (
+        bool(files_below(path, {".npy"})) if is_folder(path) else has_suffix(path, (".npy", ".npz"))
+    )
 
 
 class Arrays(Source):
@@ -45,6 +49,7 @@ class Arrays(Source):
         self._length = _common_length(path, self._arrays)
         self.features = tuple(_feature(path, name, a) for name, a in self._arrays.items())
         files, root = _files(path)
+        self.files = files
         self.description = f"arrays, {self._length} rows {fingerprint(files, root, contents=True)}"
 
     def __len__(self) -> int:
@@ -75,8 +80,13 @@ def _load(path: AnyPath) -> dict[str, np.ndarray]:
     files, _ = _files(path)
     arrays: dict[str, np.ndarray] = {}
     for file in files:
+        if file.stem in arrays:
+            raise DataError(
+                f"{path}: several arrays are called {file.name}, which names their feature; rename "
+                "them, or stack the arrays of one feature in one file"
+            )
         try:
-            if file.suffix == ".npz":
+            if has_suffix(file, (".npz",)):
                 with np.load(io.BytesIO(file.read_bytes())) as archive:
                     arrays.update(archive)
             elif isinstance(file, Path):

@@ -6,21 +6,22 @@ import abc
 import functools
 import hashlib
 import os
+import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from pathlib import Path, PurePath
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
+from pipelines.sources.account import Account, printable
+from pipelines.sources.types import Reading
 from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
-
-#: Names of folders that hold a part of the data each, and no class.
-_SPLITS = frozenset({"train", "validation", "val", "valid", "test"})
 
 
 class Options(BaseModel):
@@ -29,15 +30,21 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     split: str | None = None
+    splits: str | None = None
     data_dir: str | None = None
     label: str | None = None
     fill: tuple[str, ...] = ()
     drop_gaps: bool = False
     whole_files: bool = False
-    image_format: Literal["jpeg", "png"] | None = None
+    image_format: Literal["jpeg", "png", "auto"] | None = None
     image_size: str | None = None
     quality: int | None = None
     channels: int | None = None
+    bits: int | None = None
+    column: tuple[str, ...] = ()
+    encoding: str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
 
     def given(self) -> dict[str, object]:
         """Returns the options that were given."""
@@ -63,10 +70,26 @@ class Source(abc.ABC):
     Attributes:
         features: Features of every example.
         description: Description of the examples for the index, which differs if the examples do.
+        files: The files that are read; None: not those of a folder that the user chose.
+        skipped: Reasons by file for further files that the source knows and does not read.
+        readings: What each column of a table was read as.
     """
 
     features: tuple[Feature, ...]
     description: str
+    files: Sequence[AnyPath] | None = None
+    skipped: Mapping[AnyPath, str] = {}
+    readings: Sequence[Reading] = ()
+
+    @functools.cached_property
+    def account(self) -> Account:
+        """What became of the contents of the source when it was opened. Workers do not get it."""
+        return Account()
+
+    @functools.cached_property
+    def changes(self) -> Account:
+        """What was done to the examples that were read since it was deleted."""
+        return Account()
 
     def __getstate__(self) -> dict[str, object]:
         """Leaves out cached properties, which every worker process computes itself."""
@@ -107,7 +130,8 @@ def fingerprint(paths: Sequence[AnyPath], root: AnyPath, *, contents: bool = Fal
         if contents:
             with path.open("rb") as file:
                 mark = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{os.path.relpath(path, str(root))}\0{status.st_size}\0{mark}\n".encode())
+        name = os.path.relpath(path, str(root))
+        digest.update(os.fsencode(f"{name}\0{status.st_size}\0{mark}\n"))
     return digest.hexdigest()[:16]
 
 
@@ -117,9 +141,96 @@ def _listing(folder: RemotePath) -> Mapping[str, tuple[int, str]]:
     return folder.files()
 
 
+class Listing(NamedTuple):
+    """All files below a folder.
+
+    Attributes:
+        files: Those that may be data, in sorted order.
+        num_clutter: Number of files that systems create.
+        left_out: Other files by the reason why they cannot be data.
+    """
+
+    files: list[Any]
+    num_clutter: int
+    left_out: Mapping[str, list[AnyPath]]
+
+
+#: Files and folders, in lowercase, that operating systems and editors create in every folder.
+_CLUTTER = re.compile(
+    r"\.ds_store|thumbs\.db|ehthumbs\.db|desktop\.ini|\.directory|\.localized|\._.*|__macosx|@eadir|"
+    r"\.git|\.gitignore|\.gitattributes|\.ipynb_checkpoints|\.trashes|\.spotlight-v100|\.fseventsd"
+)
+
+
+@functools.lru_cache(maxsize=8)
+def listing(folder: AnyPath) -> Listing:
+    """Returns all files below a folder, also behind links. It is listed only once."""
+    everything: list[tuple[Any, str]]
+    if isinstance(folder, RemotePath):
+        everything = [(folder / name, "") for name in sorted(_listing(folder))]
+    else:
+        everything = sorted(_walk(folder)) if folder.is_dir() else []
+    files, num_clutter, left_out = [], 0, defaultdict[str, list[AnyPath]](list)
+    for path, problem in everything:
+        parts = storage.relative(path, folder).parts
+        if is_clutter(parts):
+            num_clutter += 1
+        elif problem or any(part.startswith(".") for part in parts):
+            left_out[problem or "hidden"].append(path)
+        else:
+            files.append(path)
+    return Listing(files, num_clutter, left_out)
+
+
+def is_clutter(parts: Iterable[str]) -> bool:
+    """Returns whether the folders and the name of a path are those of files that systems create."""
+    return any(_CLUTTER.fullmatch(part.lower()) for part in parts)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yields every file and, if it cannot be read, the reason. Follows links, but not in circles.
+
+    Raises:
+        OSError: A folder cannot be read.
+    """
+    waiting = [(str(folder), frozenset([_identity(folder.stat())]))]
+    while waiting:
+        directory, above = waiting.pop()
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                try:
+                    status = entry.stat()
+                except OSError:
+                    yield path, "broken link"
+                    continue
+                identity = _identity(status)
+                if not entry.is_dir():
+                    yield path, "" if entry.is_file() else "no regular file"
+                elif identity in above:
+                    yield path, "link to a folder that contains it"
+                else:
+                    waiting.append((entry.path, above | {identity}))
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+#: Files of the split that is read, by folder, if other files there belong to other splits.
+_of_split: dict[AnyPath, frozenset[AnyPath]] = {}
+
+
 def list_again() -> None:
-    """Forgets which objects a folder has."""
+    """Forgets which files a folder has."""
     _listing.cache_clear()
+    listing.cache_clear()
+    _of_split.clear()
+
+
+def read_only(folder: AnyPath, files: Iterable[AnyPath]) -> None:
+    """Hides all other files of a folder from `files_below`."""
+    _of_split[folder] = frozenset(files)
 
 
 def is_folder(path: AnyPath) -> bool:
@@ -127,52 +238,86 @@ def is_folder(path: AnyPath) -> bool:
     return path.is_dir() if isinstance(path, Path) else bool(_listing(path))
 
 
+def has_suffix(path: AnyPath | PurePath, suffixes: Collection[str]) -> bool:
+    """Returns whether the name of a file ends with one of these suffixes, in any case."""
+    return path.suffix.lower() in suffixes
+
+
 def has_files(location: str, suffixes: Collection[str]) -> bool:
     """Returns whether a location is a file with one of the suffixes, or a folder of such files."""
     path = storage.at(location)
-    return bool(files_below(path, suffixes)) if is_folder(path) else path.suffix in suffixes
+    return bool(files_below(path, suffixes)) if is_folder(path) else has_suffix(path, suffixes)
 
 
 def files_below(folder: AnyPath, suffixes: Collection[str] | None = None) -> list[Any]:
     """Returns all files with one of the suffixes, without hidden files, in sorted order."""
-    if isinstance(folder, RemotePath):
-        names = [
-            name
-            for name in _listing(folder)
-            if not any(part.startswith(".") for part in name.split("/"))
-            and (suffixes is None or PurePosixPath(name).suffix.lower() in suffixes)
-        ]
-        return [folder / name for name in sorted(names)]
-    found = []
-    for directory, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        for name in names:
-            wanted = suffixes is None or Path(name).suffix.lower() in suffixes
-            if wanted and not name.startswith("."):
-                found.append(Path(directory, name))
-    return sorted(found)
+    files = listing(folder).files
+    if chosen := _of_split.get(folder):
+        files = [path for path in files if path in chosen]
+    return [path for path in files if suffixes is None or has_suffix(path, suffixes)]
 
 
-def class_names(paths: Iterable[AnyPath], folder: AnyPath) -> tuple[str, ...]:
+def list_files(folder: str | AnyPath) -> list[Any]:
+    """Returns all files below a folder that may be data, also behind links, in sorted order.
+
+    Example:
+        >>> [path.name for path in pipelines.list_files("data/digits")][-2:]
+        ['index.json', 'offsets.npz']
+    """
+    list_again()
+    return files_below(storage.at(folder))
+
+
+def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None, why: str) -> None:
+    """Adds every file below a folder to the account of a source: used, or left out.
+
+    Args:
+        source: An open source.
+        root: The folder that the user chose.
+        folder: The folder that the source reads: `root`, or a split in it.
+        split: The split that the source reads, if there are several.
+        why: The reason for files that the source does not read.
+    """
+    account, found, used = source.account, listing(root), set(source.files or ())
+    account.use("files", len(used))
+    account.add_clutter("files", found.num_clutter)
+    others = defaultdict(list, found.left_out)
+    of_split = set(files_below(folder)) if split else set()
+    for path in found.files:
+        if path not in used:
+            reason = why if not split or path in of_split else f"not in the split {split}"
+            others[source.skipped.get(path, reason)].append(path)
+    for reason, paths in others.items():
+        names = (storage.relative(path, root) for path in paths[:3])
+        account.leave_out("files", reason, *names, count=len(paths))
+
+
+def class_names(
+    paths: Iterable[AnyPath], folder: AnyPath, account: Account | None = None
+) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
+    Args:
+        paths: The files.
+        folder: The folder.
+        account: Gets the number of files if some are in the folder itself and others in subfolders,
+            which are then no classes; None: this is an error.
+
     Raises:
-        DataError: Some files are in the folder itself and others in subfolders, or the subfolders
-            are splits that contain class folders.
+        DataError: Some files are in the folder itself and others in subfolders.
     """
-    names, loose, depth = set(), None, 0
+    names, loose, count = set(), list[AnyPath](), 0
     for path in paths:
         parts = storage.relative(path, folder).parts
-        depth = max(depth, len(parts))
+        count += 1
         if len(parts) > 1:
-            names.add(parts[0])
+            names.add(printable(parts[0]))
         else:
-            loose = path
-    if names and loose:
-        raise DataError(f"{loose}: has no class; move it to one of the class folders")
-    if "train" in names and names <= _SPLITS and depth > 2:
-        raise DataError(
-            f"{folder}: contains the splits {', '.join(sorted(names))} and not classes; pack each "
-            f"one: python -m pipelines.pack {folder / 'train'} DEST/train, and so on"
-        )
+            loose.append(path)
+    if names and loose and account is None:
+        raise DataError(f"{printable(loose[0])}: has no class; move it to one of the class folders")
+    if names and loose and account is not None:
+        change = "read without classes, because some are in no subfolder"
+        account.change("files", change, *(path.name for path in loose), count=count, guessed=True)
+        return ()
     return tuple(sorted(names))

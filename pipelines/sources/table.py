@@ -1,4 +1,4 @@
-"""Tables: CSV, TSV, Parquet or Arrow, one file or a folder of files with the same columns.
+"""Tables: CSV, TSV, JSON Lines, Parquet or Arrow, one file or a folder of files of equal columns.
 
 Parquet and Arrow files of Hugging Face's `datasets` may have columns of images (`bytes` and `path`)
 and the names of classes in their metadata. Both are stored as such.
@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
-from pipelines.sources import images
+from pipelines.sources import images, table_files, types
 from pipelines.sources.source import (
     Example,
     Options,
@@ -31,63 +33,114 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath, RemotePath
 
-OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | images.OPTIONS
-_SUFFIXES = (".csv", ".tsv", ".parquet", ".arrow")
+OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | table_files.OPTIONS | images.OPTIONS
+SUFFIXES = table_files.SUFFIXES
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
-_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"} | {
-    "uint32": "int64",
-    "uint64": "int64",
-}
+_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64", "uint32": "int64"}
 _NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYPES)
 
 
 def fits(location: str) -> bool:
     """Returns whether the location is a table or a folder of tables."""
-    return has_files(location, _SUFFIXES)
+    return has_files(location, SUFFIXES)
 
 
 class Table(Source):
     """Rows of a table as examples, with its columns as features."""
 
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
-        self._files, self._label = list(files), (label := options.label)
-        self._fill, self._drop = _parse_fill(options.fill), options.drop_gaps
-        self._length = self._table.num_rows
-        if self._length == 0:  # an empty CSV file has no column types
+        self._files = self.files = list(files)
+        self._root, self._options = root, options
+        self._fill, self._label = _parse_fill(options.fill), (label := options.label)
+        if len(self) == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
         self._classes = _classes(self._table, label) if label else ()
         self._names = _class_names(files[0])
-        self._images = {
-            name: _coding(self._table[name], options) for name in _image_columns(files[0])
-        }
+        fields = [f.name for f in table_files.schema(files[0]) if table_files.is_image(f)]
+        self._images = {name: _coding(self._table[name], options) for name in fields}
         self.features = tuple(self._feature(field) for field in self._table.schema)
         if not self._images and any(name in options.given() for name in images.OPTIONS):
             raise DataError(f"{files[0]}: has no images, to which the image options apply")
-        mark = fingerprint(files, root, contents=True)
-        self.description = f"table, {self._length} rows {mark}" + (f", {label}" if label else "")
+        folder = root if isinstance(root, RemotePath) else files[0].parent
+        mark = fingerprint(files, folder, contents=True)
+        self.description = f"table, {len(self)} rows {mark}" + (f", {label}" if label else "")
         self.description += "".join(
             f", {name}: {coding.description}" for name, coding in self._images.items()
         )
         self.description += f", gaps filled: {self._fill}" if self._fill else ""
+        given = options.model_dump(include=set(table_files.OPTIONS), exclude_defaults=True)
+        self.description += f", read as {given}" if given else ""
+        self.readings = tuple(self._rows.readings)
+        self._report()
 
     def __len__(self) -> int:
-        return self._length
+        return int(self._table.num_rows)
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         numbers_of = {name: i for i, name in enumerate(self._classes)}
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
-            chunk = numbers[start : start + _ROWS_AT_ONCE]
-            for row in self._table.take(chunk).to_pylist():
+            chunk = [*numbers[start : start + _ROWS_AT_ONCE]]
+            for number, row in zip(chunk, self._table.take(chunk).to_pylist(), strict=True):
                 if self._label:
                     row[self._label] = numbers_of[row[self._label]]
                 for name, coding in self._images.items():
-                    row[name] = coding.encode(row[name], f"{self._files[0].parent}: {name}")
+                    place = self._rows.locate(int(self._kept[number]))
+                    row[name] = coding.encode(row[name], f"{place}: {name}")
                 yield row
+
+    def _report(self) -> None:
+        """Accounts for files, rows and columns."""
+        types.report(self.readings, self.account)
+        dropped = np.setdiff1d(np.arange(len(self._filled)), self._kept)
+        self._rows.report(self.account, without=dropped)
+
+    @functools.cached_property
+    def _rows(self) -> table_files.Rows:
+        return table_files.read(self._files, self._root, self._options)
+
+    @functools.cached_property
+    def _filled(self) -> Any:
+        """The table, in which some columns may still have empty cells.
+
+        Cells of delimited text are texts, unless the user says what to do with empty ones.
+        """
+        import pyarrow.compute as pc
+
+        table = self._rows.table
+        if unknown := [name for name in self._fill if name not in table.column_names]:
+            raise DataError(f"--fill: expected one of {table.column_names}, got {unknown[0]!r}")
+        for place, name in enumerate(table.column_names):
+            column, is_filled = table[name], name in self._fill
+            if name in self._rows.cells and str(column.type) == "string":
+                if is_filled or self._options.drop_gaps:
+                    column = pc.if_else(types.with_gaps(column).is_null(), None, column)
+                elif name == self._label:
+                    column = pc.if_else(pc.equal(column, ""), None, column)
+            column = _with_value(column, name, self._fill[name]) if is_filled else column
+            table = table.set_column(place, name, column)
+        _check_values(table, self._files[0])
+        return table
+
+    @functools.cached_property
+    def _kept(self) -> np.ndarray:
+        """The numbers of the rows that are examples."""
+        if not self._options.drop_gaps:
+            return np.arange(len(self._filled))
+        gaps = [column.is_null().to_numpy() for column in self._filled.columns]
+        return np.flatnonzero(~np.any(gaps, axis=0))
 
     @functools.cached_property
     def _table(self) -> Any:
-        return _load(self._files, self._fill, self._drop)
+        """The rows that are examples.
+
+        Raises:
+            DataError: There are empty cells.
+        """
+        if self._options.drop_gaps:
+            return self._filled.take(self._kept)
+        _check_gaps(self._filled, self._rows)
+        return self._filled
 
     def _feature(self, field: Any) -> Feature:
         if field.name == self._label:
@@ -111,7 +164,8 @@ class Table(Source):
         if kind not in _NUMBERS or (encoding == "raw" and None in shape):
             raise DataError(
                 f"{self._files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
-                "to numbers (float32 in lists), text or binary, or drop it"
+                f"to numbers, text or binary (lists of float64: --column {field.name}=float32), or "
+                f"use --column {field.name}=ignore"
             )
         return Feature.model_validate(
             {"name": field.name, "dtype": dtype, "shape": shape, "encoding": encoding}
@@ -127,94 +181,15 @@ def open_source(location: str, options: Options) -> Source:
     path = storage.at(location)
     if not is_folder(path):
         return Table([path], path.parent, options)
-    if files := files_below(path, _SUFFIXES):
-        return Table(files, path if isinstance(path, RemotePath) else files[0].parent, options)
-    raise DataError(f"{location}: expected {', '.join(_SUFFIXES)} files, found none")
-
-
-def _load(files: Sequence[AnyPath], fill: Mapping[str, str], drop_gaps: bool) -> Any:
-    """Returns the rows of all files, with times as ISO 8601 text."""
-    try:
-        import pyarrow as pa
-        from pyarrow import csv, parquet
-    except ImportError:
-        raise DataError("tables require pyarrow: pip install 'tfdist[tables]'") from None
-    tables = []
-    for file in files:
-        delimiter = "\t" if file.suffix == ".tsv" else ","
-        try:
-            if _is_parquet(file):
-                table = _without_paths(parquet.read_table(_opened(file)))
-            elif file.suffix == ".arrow":
-                table = _without_paths(_arrow(file).read_all())
-            else:
-                options = csv.ParseOptions(delimiter=delimiter)
-                # An empty text cell counts as empty, not as an empty string.
-                converting = csv.ConvertOptions(strings_can_be_null=True)
-                opened = _opened(file)
-                table = csv.read_csv(opened, parse_options=options, convert_options=converting)
-            table = table.cast(pa.schema([_plain(pa, field) for field in table.schema]))
-            tables.append(_fill_empty_cells(table, file, fill, drop_gaps))
-        except pa.ArrowException as error:
-            raise DataError(f"{file}: not a readable table: {error}") from None
-    try:
-        return pa.concat_tables(tables)
-    except pa.ArrowException as error:
-        raise DataError(f"{files[0].parent}: files with different columns: {error}") from None
-
-
-def _without_paths(table: Any) -> Any:
-    """Replaces columns of images, which are structs, by the bytes of the images."""
-    import pyarrow.compute as pc
-
-    for place, field in enumerate(table.schema):
-        if _is_image(field):
-            table = table.set_column(place, field.name, pc.struct_field(table[field.name], "bytes"))
-    return table
-
-
-def _is_image(field: Any) -> bool:
-    kind = field.type
-    return hasattr(kind, "num_fields") and {kind.field(i).name for i in range(kind.num_fields)} == {
-        "bytes",
-        "path",
-    }
-
-
-def _image_columns(file: AnyPath) -> list[str]:
-    return [field.name for field in _schema(file) if _is_image(field)]
-
-
-def _schema(file: AnyPath) -> Any:
-    from pyarrow import parquet
-
-    if file.suffix == ".arrow":
-        return _arrow(file).schema
-    return parquet.read_schema(_opened(file)) if _is_parquet(file) else ()
-
-
-def _arrow(file: AnyPath) -> Any:
-    """Opens a file that `datasets` wrote: a stream of Arrow's IPC, or a file of it."""
-    from pyarrow import ArrowInvalid, ipc, memory_map
-
-    def opened() -> Any:
-        return _opened(file) if isinstance(file, RemotePath) else memory_map(str(file))
-
-    try:
-        return ipc.open_stream(opened())
-    except ArrowInvalid:
-        return ipc.open_file(opened())
-
-
-def _opened(file: AnyPath) -> Any:
-    """Returns what pyarrow reads: the path of a local file, or an opened remote file."""
-    return file.open("rb") if isinstance(file, RemotePath) else str(file)
+    if files := files_below(path, SUFFIXES):
+        return Table(files, path, options)
+    raise DataError(f"{location}: expected {', '.join(SUFFIXES)} files, found none")
 
 
 def _class_names(file: AnyPath) -> dict[str, tuple[str, ...]]:
     """Returns the names of classes by column, from the metadata that `datasets` writes."""
     try:
-        metadata = _schema(file).metadata[b"huggingface"]
+        metadata = table_files.schema(file).metadata[b"huggingface"]
         features = json.loads(metadata)["info"]["features"]
         return {
             name: tuple(feature["names"])
@@ -236,22 +211,6 @@ def _coding(column: Any, options: Options) -> images.ImageCoding:
         return io.BytesIO(column[int(path.stem)].as_py())
 
     return images.coding_for(names, options, open_image)
-
-
-def _is_parquet(file: AnyPath) -> bool:
-    with file.open("rb") as opened:
-        return opened.read(4) == b"PAR1"
-
-
-def _plain(pa: Any, field: Any) -> Any:
-    types, kind = pa.types, field.type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_temporal(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        kind = pa.string()
-    elif types.is_large_binary(kind) or types.is_binary_view(kind):
-        kind = pa.binary()
-    return field.with_type(kind)
 
 
 def _classes(table: Any, label: str) -> tuple[str, ...]:
@@ -279,60 +238,55 @@ def _parse_fill(given: Sequence[str]) -> dict[str, str]:
     return {column: value for column, _, value in (words.partition("=") for words in given)}
 
 
-def _fill_empty_cells(table: Any, file: AnyPath, fill: Mapping[str, str], drop: bool) -> Any:
-    """Returns a table without empty cells.
-
-    Args:
-        table: The Arrow table of one file.
-        file: The file, for error messages.
-        fill: Values of empty cells by column, as text.
-        drop: Whether to drop rows that still have empty cells.
-
-    Raises:
-        DataError: There are empty cells left, or a value does not fit its column.
-    """
-    for name, value in fill.items():
-        if name not in table.column_names:
-            raise DataError(f"--fill: expected one of {table.column_names}, got {name!r}")
-        place = table.column_names.index(name)
-        column = _filled(table[name], name, value)
-        table = table.set_column(place, name, column)
-    if drop:
-        return table.drop_null()
+def _check_gaps(table: Any, rows: table_files.Rows) -> None:
+    """Raises `DataError` if a table has empty cells."""
     gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
-    if empty := [name for name, count in gaps.items() if count == len(table)]:
-        raise DataError(f"{file}: column {empty[0]!r} is empty in all rows; remove it")
-    if gaps:
-        raise DataError(f"{file}: empty cells in {_places(table, gaps, file)}: {_suggestion(gaps)}")
-    return table
+    if not gaps:
+        return
+    first = {name: _first_gap(table[name]) for name in gaps}
+    file = rows.file_of(min(first.values()))
+    column = next(name for name, row in first.items() if rows.file_of(row) == file)
+    raise DataError(
+        f"{file}: empty cells in {_places(gaps, first, rows, file)}: fill them "
+        f"(--fill {column}=VALUE) or drop their rows (--drop-gaps)"
+    )
 
 
-def _filled(column: Any, name: str, value: str) -> Any:
+def _check_values(table: Any, file: AnyPath) -> None:
+    """Raises `DataError` if a column has no value at all."""
+    names = [n for n in table.column_names if table[n].null_count == len(table) > 0]
+    if names:
+        what = f"column {names[0]!r} is" if len(names) == 1 else f"columns {names} are"
+        ignore = " ".join(f"--column {name}=ignore" for name in names)
+        raise DataError(f"{file}: {what} empty in all rows; remove, or use {ignore}")
+
+
+def _first_gap(column: Any) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.index(pc.is_null(column), True).as_py())
+
+
+def _with_value(column: Any, name: str, value: str) -> Any:
     import pyarrow as pa
 
     try:
         return column.fill_null(pa.scalar(value).cast(column.type))
     except pa.ArrowException:
         if pa.types.is_null(column.type):
-            raise DataError(f"column {name!r} is empty in all rows; remove it") from None
+            return column  # a column without any value is an error in any case
         raise DataError(
             f"--fill: expected a value of type {column.type} for column {name!r}, got {value!r}"
         ) from None
 
 
-def _places(table: Any, gaps: Mapping[str, int], file: AnyPath) -> str:
+def _places(
+    gaps: Mapping[str, int], first: Mapping[str, int], rows: table_files.Rows, file: AnyPath
+) -> str:
     """Describes the location of empty cells, with rows counted from 1."""
-    import pyarrow.compute as pc
-
-    below = "" if file.suffix == ".parquet" else " below the header"
     places = []
-    for name, count in list(gaps.items())[:_NUM_NAMED]:
-        first = pc.index(pc.is_null(table[name]), True).as_py() + 1
-        others = f" and {count - 1} more" if count > 1 else ""
-        places.append(f"column {name!r}, row {first}{below}{others}")
+    for name in sorted(gaps, key=lambda name: rows.file_of(first[name]) != file)[:_NUM_NAMED]:
+        others = f" and {gaps[name] - 1} more" if gaps[name] > 1 else ""
+        where = rows.locate(first[name])
+        places.append(f"column {name!r}, {where.removeprefix(f'{file}: ')}{others}")
     return "; ".join(places) + ("; and other columns" if len(gaps) > _NUM_NAMED else "")
-
-
-def _suggestion(gaps: Mapping[str, int]) -> str:
-    column = next(iter(gaps))
-    return f"fill them (--fill {column}=VALUE) or drop their rows (--drop-gaps)"

@@ -1,6 +1,7 @@
 """Text files, with or without class folders. An example is a line or a whole file.
 
-Blank lines are skipped. The bytes are stored unchanged, without line ends.
+Blank lines are skipped. The bytes of UTF-8 are stored unchanged, without line ends; other encodings
+are converted to UTF-8.
 """
 
 from __future__ import annotations
@@ -11,6 +12,14 @@ import numpy as np
 
 from pipelines import storage
 from pipelines.format.feature import Feature
+from pipelines.sources.account import Account, printable
+from pipelines.sources.encodings import (
+    UTF8,
+    Encoding,
+    decoding_error,
+    encoding_of,
+    open_text,
+)
 from pipelines.sources.images import label_features
 from pipelines.sources.source import (
     Example,
@@ -24,32 +33,35 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath
 
-OPTIONS = frozenset({"whole_files"})
-_SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
+OPTIONS = frozenset({"whole_files", "encoding"})
+SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
+_OBJECTS = {".jsonl"}  # a table, unless the user chooses --from text
 
 
 def fits(location: str) -> bool:
     """Returns whether the location is a text file or a folder of them."""
-    return has_files(location, _SUFFIXES)
+    return has_files(location, SUFFIXES - _OBJECTS)
 
 
 class Text(Source):
     """Lines or whole files, with file name and class."""
 
-    def __init__(self, folder: AnyPath, files: Sequence[AnyPath], whole_files: bool) -> None:
-        self._folder, self._files, self._whole_files = folder, list(files), whole_files
-        self._classes = class_names(files, folder)
-        if whole_files:
+    def __init__(self, folder: AnyPath, files: Sequence[AnyPath], options: Options) -> None:
+        self._folder, self._whole_files = folder, options.whole_files
+        self._files = self.files = list(files)
+        self._given = options.encoding
+        self._classes = class_names(files, folder, self.account)
+        self._encodings: list[Encoding] = []
+        if self._whole_files:
             self._lines = np.array([(i, 0, 0) for i in range(len(files))], np.int64).reshape(-1, 3)
         else:
-            self._lines = np.concatenate(
-                [np.empty((0, 3), np.int64), *(_lines(i, file) for i, file in enumerate(files))]
-            )
+            self._lines = self._find_lines()
         text = Feature(name="text", dtype="string", encoding="bytes")
         self.features = (text, *label_features(self._classes))
-        unit = "files" if whole_files else "lines"
+        unit = "files" if self._whole_files else "lines"
         mark = fingerprint(files, folder, contents=True)
         self.description = f"text, {len(self)} {unit} of {len(files)} files {mark}"
+        self.description += f", read as {self._given}" if self._given else ""
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -57,35 +69,86 @@ class Text(Source):
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         lines = [self._lines[number] for number in numbers]
         texts = storage.in_order(self._text, lines, self._folder)
-        for (file, _, _), text in zip(lines, texts, strict=True):
+        for (file, _, _), (text, encoding) in zip(lines, texts, strict=True):
             name = storage.relative(self._files[file], self._folder)
+            if self._whole_files:
+                self._report(self.changes, encoding, name)
+                if not text.strip():
+                    self.changes.change("files", "without text", name)
             example: dict[str, object] = {"text": text, "file": str(name)}
             if self._classes:
-                example["label"] = self._classes.index(name.parts[0])
+                example["label"] = self._classes.index(printable(name.parts[0]))
             yield example
 
-    def _text(self, line: np.ndarray) -> bytes:
-        file, offset, length = line.tolist()
+    def _text(self, line: np.ndarray) -> tuple[bytes, Encoding]:
+        number, offset, length = line.tolist()
+        file = self._files[number]
         if self._whole_files:
-            return self._files[file].read_bytes()
-        data = storage.read_range(self._files[file], offset, offset + length)
-        return data.rstrip(b"\r\n")
+            data = file.read_bytes()
+            encoding = encoding_of(file, self._given, data)
+            return self._decoded(data[encoding.start :], encoding, file), encoding
+        data = storage.read_range(file, offset, offset + length)
+        encoding = self._encodings[number]
+        return self._decoded(data, encoding, file).rstrip(b"\r\n"), encoding
+
+    def _decoded(self, data: bytes, encoding: Encoding, file: AnyPath) -> bytes:
+        if encoding.name == UTF8:
+            return data
+        try:
+            return data.decode(encoding.name).encode()
+        except UnicodeError as error:
+            raise decoding_error(file, error) from None
+
+    def _find_lines(self) -> np.ndarray:
+        """Returns file, offset and length of each line that is not blank, int64 `(lines, 3)`."""
+        found, blank = [np.empty((0, 3), np.int64)], []
+        for number, file in enumerate(self._files):
+            encoding = encoding_of(file, self._given)
+            self._encodings.append(encoding)
+            name = storage.relative(file, self._folder)
+            self._report(self.account, encoding, name)
+            lines, skipped = _lines(number, file, encoding)
+            found.append(lines)
+            blank += [name] * skipped
+        lines = np.concatenate(found)
+        self.account.use("lines", len(lines))
+        self.account.leave_out("lines", "blank", *blank)
+        return lines
+
+    def _report(self, account: Account, encoding: Encoding, name: object) -> None:
+        if encoding.note:
+            account.change("files", encoding.note, name, guessed=encoding.is_guessed)
 
 
 def open_source(location: str, options: Options) -> Source:
     """Opens text."""
     path = storage.at(location)
     if is_folder(path):
-        return Text(path, files_below(path, _SUFFIXES), options.whole_files)
-    return Text(path.parent, [path], options.whole_files)
+        return Text(path, files_below(path, SUFFIXES), options)
+    return Text(path.parent, [path], options)
 
 
-def _lines(number: int, file: AnyPath) -> np.ndarray:
-    """Returns file, offset and length of each line that is not blank, int64 `(lines, 3)`."""
-    offset, found = 0, []
-    with file.open("rb") as opened:
-        for line in opened:
-            if line.strip():
-                found.append((number, offset, len(line)))
-            offset += len(line)
-    return np.array(found, np.int64).reshape(-1, 3)
+def _lines(number: int, file: AnyPath, encoding: Encoding) -> tuple[np.ndarray, int]:
+    """Returns file, offset and length of each line that is not blank, and the number of others."""
+    offset, found, num_blank = encoding.start, [], 0
+    for line, length in _lengths(file, encoding):
+        if line.strip():
+            found.append((number, offset, length))
+        else:
+            num_blank += 1
+        offset += length
+    return np.array(found, np.int64).reshape(-1, 3), num_blank
+
+
+def _lengths(file: AnyPath, encoding: Encoding) -> Iterator[tuple[bytes | str, int]]:
+    """Yields each line and its length in bytes."""
+    if encoding.name == UTF8:
+        with file.open("rb") as opened:
+            opened.seek(encoding.start)
+            yield from ((line, len(line)) for line in opened)
+        return
+    try:
+        with open_text(file, encoding, newline="\n") as text:
+            yield from ((line, len(line.encode(encoding.name))) for line in text)
+    except UnicodeError as error:
+        raise decoding_error(file, error) from None

@@ -10,6 +10,7 @@ from pipelines import storage
 from pipelines.console import parallel_tasks
 from pipelines.errors import DataError
 from pipelines.format import offsets, record_file
+from pipelines.format.encoding import find_problem, parse_message
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, load_index, sha256_of
 from pipelines.format.record_file import Compression, Record
@@ -105,9 +106,6 @@ def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
 
 
 def _check_records(task: _Task, findings: Findings, advance: parallel_tasks.Advance) -> None:
-    # Imports TensorFlow, which the parent process does not need.
-    from pipelines.format.examples import find_problem, parse_message
-
     unread: list[Record] = []  # records without a problem so far, not decoded yet
     for record in record_file.records(task.path, task.compression):
         findings.num_records += 1

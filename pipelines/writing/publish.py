@@ -30,7 +30,7 @@ from pipelines.storage import AnyPath, RemotePath
 #: Folder in a destination in an object store that describes shards before there is an index.
 PACKING = ".packing"
 #: Names of files that an interrupted packing leaves in a destination without an index.
-LEFTOVERS = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz")
+LEFTOVERS = re.compile(r"data-\d+-of-\d+\.tfrecord|\.packing/.*|offsets\.npz|account\.json")
 #: Size at which collected records are hashed and written.
 _CHUNK_BYTES = 1 << 20
 

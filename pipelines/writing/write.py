@@ -21,7 +21,7 @@ import numpy as np
 
 from pipelines import storage
 from pipelines.format import offsets
-from pipelines.format.examples import encode
+from pipelines.format.encoding import encode
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index
 from pipelines.storage import AnyPath, RemotePath

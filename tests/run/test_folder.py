@@ -47,6 +47,14 @@ def test_another_run_is_not_overwritten(tmp_path: Path) -> None:
         RunFolder.create(config, MODEL, FACTS)
 
 
+def test_a_smoke_run_replaces_only_a_smoke_run(tmp_path: Path) -> None:
+    smoke = TrainConfig(run_dir=str(tmp_path), smoke=True)
+    RunFolder.create(smoke, MODEL, FACTS).metrics.write_text("{}\n")
+    RunFolder.create(smoke, MODEL, FACTS).metrics.write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="already contains a run"):
+        RunFolder.create(smoke.model_copy(update={"smoke": False}), MODEL, FACTS)
+
+
 def test_folder_of_a_failed_start_is_reused(tmp_path: Path) -> None:
     config = TrainConfig(run_dir=str(tmp_path))
     RunFolder.create(config, MODEL, FACTS)

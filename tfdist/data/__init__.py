@@ -4,7 +4,7 @@ from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet, Small, describe
 from tfdist.data.drawn import drawn_images, png
 from tfdist.data.imagenet import imagenet
 from tfdist.data.noise import Noise
-from tfdist.data.reading import folder, read, with_flags
+from tfdist.data.reading import cache_name, folder, read, with_flags
 from tfdist.data.required_features import check_features
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "DataSet",
     "Noise",
     "Small",
+    "cache_name",
     "check_features",
     "describe",
     "drawn_images",

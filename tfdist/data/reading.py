@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,8 @@ from tfdist.errors import DataError
 _NUM_SMALL_SHARDS = 4
 _INDEX = "index.json"
 _MOST_NAMES = 3
+#: File systems take names of 255 bytes; some are left for what is added to it.
+_LONGEST_NAME = 150
 
 
 def read(
@@ -128,17 +132,27 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
         )
     else:
         options["split"] = data_set.splits[split]
-    name = re.sub(r"\W+", "-", str(config.data)).strip("-")
+    name = cache_name(str(config.data))
     try:
         pipelines.pack_dataset(source, below / name / split, **options)
     except pipelines.DataError as error:
         stand_in = f"{SMALL} or {SYNTHETIC}" if data_set.small else SYNTHETIC
         both = " and ".join(data_set.splits)
         splits = f"Found only {', '.join(found)}. " if found else ""
+        # Recipes have no such flags.
+        flags = f"Its flags: python -m pipelines.pack {source} DEST. " if "--" in str(error) else ""
         raise DataError(
-            f"{error}\n{splits}Use --data {stand_in}, or a folder that contains {both}."
+            f"{error}\n{flags}{splits}Use --data {stand_in}, or a folder that contains {both}."
         ) from error
     return below / name / split
+
+
+def cache_name(location: str) -> str:
+    """Returns a name for a folder in the cache, which no file system finds too long."""
+    name = re.sub(r"\W+", "-", location).strip("-")
+    if len(os.fsencode(name)) <= _LONGEST_NAME:
+        return name
+    return hashlib.sha256(os.fsencode(location)).hexdigest()[:32]
 
 
 def _has_class_folders(root: Path) -> bool:

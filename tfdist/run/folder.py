@@ -112,7 +112,7 @@ class RunFolder:
 
         def fill(folder: RunFolder) -> None:
             """Writes the files that describe a new run."""
-            folder._prepare(config.resume)
+            folder._prepare(config)
             folder._write(CONFIG, comments + config.to_yaml())
             folder._write(VERSIONS, json.dumps({**software(), **comes_from}, indent=2) + "\n")
             probe_space(folder.path, model)
@@ -268,14 +268,21 @@ class RunFolder:
             return self._mirror.exists(self.model.name)
         return self.model.exists()
 
-    def _prepare(self, resume: str) -> None:
+    def _prepare(self, config: TrainConfig) -> None:
         """Checks that no results would be overwritten, and removes those of a run that restarts.
+
+        A smoke run has no results: another one may replace it.
 
         Raises:
             ConfigurationError: The folder has another run's results.
         """
         from tfdist.checkpoint.locations import store_at
 
+        resume = config.resume
+        if config.smoke and self._mirror is None and (_saved(self.path) or {}).get("smoke"):
+            for name in (*_METRICS, self.model.name):
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
         has_model = self._has_model()
         if not has_model:
             if resume == "auto":  # killed before its first checkpoint, so it restarts
@@ -380,13 +387,19 @@ def _has_ended(checkpoints: Path) -> bool:
     return not places
 
 
-def _difference(config: TrainConfig, folder: Path) -> str:
-    """Returns the first different field that changes the results; empty if there is none."""
+def _saved(folder: Path) -> Mapping[str, Any] | None:
+    """Returns the configuration of the run in a folder; None if it cannot be read."""
     try:
         saved: Any = yaml.safe_load((folder / CONFIG).read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
-        return f"a {CONFIG} that cannot be read"
-    if not isinstance(saved, Mapping):
+        return None
+    return saved if isinstance(saved, Mapping) else None
+
+
+def _difference(config: TrainConfig, folder: Path) -> str:
+    """Returns the first different field that changes the results; empty if there is none."""
+    saved = _saved(folder)
+    if saved is None:
         return f"a {CONFIG} that cannot be read"
     for name, value in config.model_dump(mode="json").items():
         if name not in _MAY_DIFFER and saved.get(name) != value:

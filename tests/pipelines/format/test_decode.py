@@ -197,3 +197,21 @@ def test_bytes_that_are_no_image_raise() -> None:
 def test_features_that_cannot_be_stored_raise(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Feature(name="x", **fields)  # type: ignore[arg-type]
+
+
+def test_records_equal_those_of_tensorflow() -> None:
+    features = [
+        Feature(name="é", dtype="int64", encoding="list"),
+        Feature(name="a", dtype="float32", shape=(None,), encoding="list"),
+        Feature(name="b", dtype="string", shape=(2,), encoding="bytes"),
+        Feature(name="c", dtype="int64", shape=(None,), encoding="list"),
+    ]
+    values = {"é": -7, "a": np.float32([1.5, 2]), "b": ["x", b"\xff"], "c": np.int64([])}
+    stored = {
+        "é": tf.train.Feature(int64_list=tf.train.Int64List(value=[-7])),
+        "a": tf.train.Feature(float_list=tf.train.FloatList(value=[1.5, 2])),
+        "b": tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"x", b"\xff"])),
+        "c": tf.train.Feature(int64_list=tf.train.Int64List()),
+    }
+    example = tf.train.Example(features=tf.train.Features(feature=stored))
+    assert encode(values, features) == example.SerializeToString(deterministic=True)

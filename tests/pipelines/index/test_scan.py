@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorflow as tf
+from PIL import Image
 
 import pipelines
 from pipelines.format import offsets
@@ -188,3 +192,26 @@ def test_folders_that_cannot_be_indexed(
 def test_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert index(tmp_path / "nothing") == 1
     assert "no such folder; check the path" in capsys.readouterr().err
+
+
+def test_images_of_16_bits_are_read_as_such(tmp_path: Path) -> None:
+    depth = (np.arange(48).reshape(6, 8) * 1300).astype(np.uint16)
+    buffer = io.BytesIO()
+    Image.fromarray(depth).save(buffer, "PNG")
+    by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(image=[buffer.getvalue()])])
+    assert index(tmp_path) == 0
+    (batch,) = pipelines.read(tmp_path, 1)
+    np.testing.assert_array_equal(batch["image"][0, ..., 0], depth)
+
+
+@pytest.mark.parametrize("has_context", [True, False])
+def test_sequence_examples_are_refused(
+    tmp_path: Path, has_context: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = tf.train.SequenceExample()
+    if has_context:
+        message.context.feature["id"].bytes_list.value.append(b"v1")
+    message.feature_lists.feature_list["rgb"].feature.add().bytes_list.value.append(b"frame")
+    by_hand.write(tmp_path / "a.tfrecord", [message.SerializeToString()])
+    assert index(tmp_path) == 1
+    assert "record at byte 0: a tf.train.SequenceExample, not a" in capsys.readouterr().err

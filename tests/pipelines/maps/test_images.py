@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image, ImageOps
 
 from pipelines.maps import images
 
@@ -95,3 +98,22 @@ def test_flip_mirrors_half_of_the_images_with_their_masks() -> None:
         turned += (flipped == image.numpy()[:, ::-1]).all()
         assert (flipped == image.numpy()).all() or (flipped == image.numpy()[:, ::-1]).all()
     assert 8 < turned < 32
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation_of_exif_is_applied(kind: str, order: str) -> None:
+    image = Image.fromarray(gradient(40, 64))
+    for orientation in range(1, 9):
+        exif = image.getexif()
+        exif.endian = order
+        exif[0x010F], exif[0x0112] = "maker", orientation
+        buffer = io.BytesIO()
+        image.save(buffer, kind, exif=exif, quality=95)
+        upright = ImageOps.exif_transpose(Image.open(buffer))
+        whole = images.resize(tf.constant(buffer.getvalue()), upright.size[::-1]).numpy()
+        assert np.abs(whole.astype(int) - np.asarray(upright)).mean() < 3
+        half = images.center_crop(tf.constant(buffer.getvalue()), (20, 20), fraction=0.5)
+        width, height = upright.size
+        box = (width // 2 - 10, height // 2 - 10, width // 2 + 10, height // 2 + 10)
+        assert np.abs(half.numpy().astype(int) - np.asarray(upright.crop(box))).mean() < 3

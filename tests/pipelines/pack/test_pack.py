@@ -212,7 +212,7 @@ def test_second_packer_raises(
         (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
         (
             ["source", "--from", "csv"],
-            "source: expected .csv, .tsv, .parquet, .arrow files, found none",
+            ".arrow, .feather, .jsonl, .ndjson files, found none",
         ),
     ],
 )

@@ -72,3 +72,16 @@ def test_other_file_than_an_array_is_rejected(tmp_path: Path, name: str) -> None
     (tmp_path / name).write_bytes(b"PK\x03\x04 no array")
     with pytest.raises(DataError, match="not NumPy arrays"):
         opened.source(tmp_path / name)
+
+
+def test_arrays_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "0.npy", np.arange(3))
+    with pytest.raises(DataError, match=r"several arrays are called 0\.npy"):
+        opened.source(tmp_path)
+
+
+def test_suffix_in_capitals(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", **ARRAYS)
+    check((tmp_path / "data.npz").rename(tmp_path / "DATA.NPZ"))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from pipelines import DataError
+from pipelines.sources import decoding, images, open_source
+from pipelines.sources.source import Options
 from tests.support import opened, pictures
 
 
@@ -34,7 +40,7 @@ def test_without_class_folders_no_label_is_stored(tmp_path: Path) -> None:
 
 def test_folder_without_images_raises(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match=r"found no images, that is, no files that end with \.bmp"):
+    with pytest.raises(DataError, match=r"found no images, that is, no files that end with \.apng"):
         opened.source(tmp_path, "images")
 
 
@@ -91,9 +97,11 @@ def test_file_that_is_no_image_is_named(tmp_path: Path, options: dict[str, int])
 
 def test_mixed_formats_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(1))
-    (tmp_path / "b.bmp").write_bytes(pictures.encoded(2, "bmp"))
-    with pytest.raises(DataError, match=r"found 1 \.png, 1 \.bmp; pass --image-format"):
+    (tmp_path / "b.jpg").write_bytes(pictures.encoded(2, "jpeg"))
+    with pytest.raises(DataError, match=r"found 1 \.png, 1 \.jpg; pass --image-format"):
         opened.source(tmp_path)
+    (tmp_path / "b.jpg").unlink()
+    (tmp_path / "b.bmp").write_bytes(pictures.encoded(2, "bmp"))
     images = [e["image"] for e in opened.examples(opened.source(tmp_path, image_format="png"))]
     np.testing.assert_array_equal(images, [pictures.pixels(1), pictures.pixels(2)])
 
@@ -149,16 +157,6 @@ def test_file_beside_class_folders_has_no_class(tmp_path: Path) -> None:
         opened.source(tmp_path)
 
 
-@pytest.mark.parametrize("other", ["val", "validation", "test"])
-def test_folders_of_splits_are_no_classes(tmp_path: Path, other: str) -> None:
-    for split in ("train", other):
-        pictures.write_classes(tmp_path / split, 2)
-    with pytest.raises(
-        DataError, match=f"the splits .*{other}.* python -m pipelines.pack .*/train"
-    ):
-        opened.source(tmp_path)
-
-
 def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(pictures.encoded(7))
     (tmp_path / "a.txt").write_text("a line")
@@ -167,3 +165,110 @@ def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
     ):
         opened.source(tmp_path)
     assert "text" in opened.features(opened.source(tmp_path, "text"))
+
+
+def photo(path: Path, kind: str, orientation: int | None = None, **more: Any) -> np.ndarray:
+    """Saves an image with an orientation, and returns the pixels of it upright."""
+    rows, columns = np.mgrid[0:16, 0:24]
+    image = Image.fromarray(np.stack([rows * 15, columns * 10, 0 * rows], -1).astype(np.uint8))
+    if orientation:
+        more["exif"] = image.getexif()
+        more["exif"][0x0112] = orientation
+    if kind == "MPO":
+        more |= {"save_all": True, "append_images": [Image.new("RGB", (8, 8))]}
+    path.parent.mkdir(exist_ok=True)
+    image.save(path, kind, **more)
+    with Image.open(path) as saved:
+        return np.asarray(ImageOps.exif_transpose(saved).convert("RGB"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored"), [("JPEG", "jpeg"), ("MPO", "jpeg"), ("PNG", "png"), ("WEBP", "png")]
+)
+def test_photos_are_stored_upright(tmp_path: Path, kind: str, stored: str) -> None:
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    upright = [photo(tmp_path / "p" / f"{i}.{stored}", kind, i, **lossless) for i in range(1, 9)]
+    source = open_source(str(tmp_path / "p"), "auto", Options(image_format=stored))
+    for example, pixels in zip(opened.examples(source), upright, strict=True):
+        assert example["image"].shape == pixels.shape
+        assert np.abs(example["image"].astype(int) - pixels).mean() < 3
+    assert source.changes.kinds["images"].changed["turned upright"].count == 7
+    if kind != "WEBP":
+        first = next(source.examples([0]))
+        assert first["image"] == (tmp_path / "p" / f"1.{stored}").read_bytes()
+
+
+NAMES = "x.jfif=JPEG x.JPE=JPEG x.avif=AVIF x.jp2=JPEG2000 x=JPEG x.new=WEBP x.ppm=PPM x.bmp=BMP"
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_images_are_recognized_by_their_contents(tmp_path: Path, name: str) -> None:
+    name, _, kind = name.partition("=")
+    photo(tmp_path / "a" / "0.jpg", "JPEG")
+    pixels = photo(tmp_path / "b" / name, kind)
+    examples = opened.examples(opened.source(tmp_path))
+    assert [example["file"] for example in examples] == [b"a/0.jpg", f"b/{name}".encode()]
+    assert np.abs(examples[1]["image"].astype(int) - pixels).mean() < 10
+
+
+def test_heif_without_its_library_is_left_out_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    images._registers_heif.cache_clear()
+    photo(tmp_path / "a" / "0.jpg", "JPEG")
+    (tmp_path / "a" / "1.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    left_out = open_source(str(tmp_path), "auto", Options()).account.kinds["files"].left_out
+    assert left_out["requires pip install pillow-heif"].examples == ["a/1.HEIC"]
+    images._registers_heif.cache_clear()
+
+
+def test_png_of_16_bits_keeps_its_values(tmp_path: Path) -> None:
+    depth = (np.arange(48 * 64).reshape(48, 64) * 21).astype(np.uint16)
+    Image.fromarray(depth).save(tmp_path / "0.png")
+    source = opened.source(tmp_path)
+    assert opened.features(source)["image"] == ("uint16", (None, None, 1), "png")
+    np.testing.assert_array_equal(opened.examples(source)[0]["image"][..., 0], depth)
+    (scaled,) = opened.examples(opened.source(tmp_path, bits=16, image_size="24"))
+    assert scaled["image"].dtype == np.uint16
+    source = open_source(str(tmp_path), "auto", Options(bits=8))
+    assert opened.examples(source)[0]["image"].max() == depth.max() >> 8
+    assert "reduced from 16 to 8 bits per channel" in source.changes.kinds["images"].changed
+    Image.fromarray((depth % 200).astype(np.uint8)).save(tmp_path / "1.png")
+    with pytest.raises(DataError, match=r"1\.png: has 8 bits .*others have 16.* --bits 8"):
+        opened.examples(opened.source(tmp_path))
+
+
+def _wrong_checksum(png: bytes) -> bytes:
+    at = png.index(b"IDAT")
+    at += 4 + int.from_bytes(png[at - 4 : at])
+    return png[:at] + bytes([png[at] ^ 255]) + png[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [_wrong_checksum, lambda png: png[:-12]], ids=["crc", "no end"])
+def test_what_only_pillow_reads_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    photo(tmp_path / "0.png", "PNG")
+    (tmp_path / "0.png").write_bytes(damage((tmp_path / "0.png").read_bytes()))
+    with Image.open(tmp_path / "0.png") as image:
+        image.load()
+    with pytest.raises(DataError, match=r"0\.png: TensorFlow cannot decode this png"):
+        opened.examples(opened.source(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_usual_files_are_checked_without_tensorflow(tmp_path: Path, kind: str) -> None:
+    for mode in ("L", "RGB"):
+        buffer = io.BytesIO()
+        Image.new(mode, (9, 7)).save(buffer, kind)
+        assert decoding.is_plain(buffer.getvalue())
+    buffer = io.BytesIO()
+    Image.new("CMYK", (9, 7)).save(buffer, "JPEG")
+    assert not decoding.is_plain(buffer.getvalue())
+
+
+def test_thin_images_do_not_become_huge(tmp_path: Path) -> None:
+    Image.new("RGB", (5000, 1)).save(tmp_path / "0.png")
+    with pytest.raises(DataError, match=r"0\.png: 1x5000 pixels would become 256x1280000; crop"):
+        opened.examples(opened.source(tmp_path, image_size="256"))
+    (example,) = opened.examples(opened.source(tmp_path))
+    assert example["image"].shape == (1, 5000, 3)

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelines import DataError
+from pipelines.sources import open_source
+from pipelines.sources.source import Options
 from tests.support import opened
 
 
@@ -42,3 +45,13 @@ def test_every_line_is_restored(tmp_path_factory: pytest.TempPathFactory, lines:
     path = tmp_path_factory.mktemp("text") / "a.txt"
     path.write_text("\n".join(lines), encoding="utf-8")
     assert [e["text"].decode() for e in opened.examples(opened.source(path))] == lines
+
+
+def test_files_beside_folders_are_read_without_classes(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("x.txt", "more/y.txt"):
+        (tmp_path / name).write_text("one\n")
+    source = open_source(str(tmp_path), "auto", Options())
+    assert [feature.name for feature in source.features] == ["text", "file"]
+    with pytest.raises(DataError, match="files read without classes"):
+        source.account.check_strict()

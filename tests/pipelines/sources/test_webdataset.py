@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from pipelines import DataError
+from pipelines.sources import open_source
+from pipelines.sources.source import Options
 from tests.support import opened, pictures
 from tests.support.opened import write_tar
 
@@ -58,3 +64,60 @@ def test_truncated_and_foreign_files_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"no tar")
     with pytest.raises(DataError, match=r"a\.tar: not a readable tar file"):
         opened.source(path)
+
+
+def test_names_of_members_do_not_collide_with_features(tmp_path: Path) -> None:
+    members = {"a.PNG": pictures.encoded(1), "a.Cls": b"3", "a.key": b"k", "a.image": b"i"}
+    source = opened.source(write_tar(tmp_path / "a.TAR", members | {"a.label": b"l"}))
+    (example,) = source.examples([0])
+    assert dict(example) == {
+        "key": "a", "image": members["a.PNG"], "label": 3,
+        ".key": b"k", ".image": b"i", ".label": b"l",
+    }  # fmt: skip
+
+
+def test_links_and_sparse_members_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    with (folder / "0.bin").open("wb") as file:
+        file.write(b"A" * 4096)
+        file.seek(1 << 20)
+        file.write(b"B" * 4096)
+    sparse = (folder / "0.bin").read_bytes()
+    (folder / "1.bin").write_bytes(b"one")
+    (folder / "2.bin").hardlink_to(folder / "1.bin")
+    (folder / "3.bin").symlink_to("1.bin")
+    (folder / "4.bin").symlink_to("/etc/hostname")
+    names = sorted(path.name for path in folder.iterdir())
+    for kind in ("pax", "gnu"):
+        tar = tmp_path / f"{kind}.tar"
+        command = ["tar", "--sparse", f"--format={kind}", "-cf", str(tar), "-C", str(folder)]
+        subprocess.run([*command, *names], check=True)
+        source = open_source(str(tar), "auto", Options())
+        assert [e["bin"] for e in source.examples(range(4))] == [sparse, b"one", b"one", b"one"]
+        fates = source.account.kinds["members"]
+        assert (fates.found, fates.used) == (5, 4)
+        assert fates.left_out["link to something outside"].examples == ["4.bin"]
+
+
+def test_nothing_behind_damage_or_an_end_is_lost(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {f"{i}.txt": b"%d" % i for i in range(4)})
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole)
+    assert len(opened.source(path)) == 8
+    damaged = bytearray(whole)
+    damaged[2048 + 148] ^= 1  # the checksum of the third header
+    path.write_bytes(damaged)
+    with pytest.raises(DataError, match=r"a\.tar: damaged at byte 2048: no header"):
+        opened.source(path)
+
+
+def test_members_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {"._a.txt": b"", "README": b"", ".b": b"", "a.txt": b""})
+    with tarfile.open(path, "a") as archive:
+        archive.addfile(tarfile.TarInfo(os.fsdecode(b"caf\xe9.txt")), io.BytesIO())
+    source = open_source(str(path), "auto", Options())
+    fates = source.account.kinds["members"]
+    assert (fates.found, fates.used, fates.clutter) == (5, 2, 1)
+    assert fates.left_out["without name or suffix"].examples == ["README", ".b"]
+    assert opened.examples(source)[1]["key"] == b"caf\xe9"

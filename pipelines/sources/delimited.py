@@ -1,0 +1,182 @@
+"""Delimited text (CSV, TSV): the encoding, delimiter and quotes of a file, and its cells as text.
+
+Types are decided later (`types.py`), over the cells of all files.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pipelines.errors import DataError
+from pipelines.sources.encodings import Encoding, decoding_error, encoding_of, open_text
+from pipelines.sources.source import Options
+from pipelines.storage import AnyPath, RemotePath
+
+#: Default delimiters by suffix.
+DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+_OTHERS = ",;\t|"
+_SAMPLE_LINES, _SAMPLE_CHARACTERS = 1000, 1 << 16
+_SNIFFED_CHARACTERS = 1 << 13  # the patterns of csv.Sniffer are slow on long texts
+_BLOCK_BYTES = 1 << 24  # also the longest row
+_EXCEL = "sep="  # a first line that names the delimiter
+
+
+class Dialect(NamedTuple):
+    """How a file is divided into cells.
+
+    Attributes:
+        encoding: Its encoding.
+        delimiter: The character between cells.
+        quote: The character around cells, or None.
+        note: What was detected, for the user; empty for the usual dialect of the suffix.
+    """
+
+    encoding: Encoding
+    delimiter: str
+    quote: str | None
+    note: str = ""
+    skip: int = 0
+
+
+def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
+    """Returns the cells of a file as an Arrow table of text, empty cells as null.
+
+    Raises:
+        DataError: A quote is never closed, a row is longer or shorter than the header, or bytes
+            do not belong to the given encoding.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as arrow
+
+    limit = csv.field_size_limit(sys.maxsize)  # of the characters in a cell
+    try:
+        dialect = _dialect(file, options)
+        if dialect.quote:
+            _check_quotes(file, dialect)
+    finally:
+        csv.field_size_limit(limit)
+    try:
+
+        def table(*, use_threads: bool) -> Any:
+            return arrow.read_csv(
+                file.open("rb") if isinstance(file, RemotePath) else str(file),
+                read_options=arrow.ReadOptions(
+                    encoding=dialect.encoding.name,
+                    block_size=_BLOCK_BYTES,
+                    use_threads=use_threads,
+                    skip_rows=dialect.skip,
+                ),
+                parse_options=arrow.ParseOptions(
+                    delimiter=dialect.delimiter,
+                    quote_char=dialect.quote or False,
+                    newlines_in_values=True,
+                ),
+                convert_options=arrow.ConvertOptions(
+                    default_column_type=pa.string(), strings_can_be_null=True, null_values=[""]
+                ),
+            )
+
+        try:
+            return table(use_threads=True), dialect
+        except pa.ArrowException:  # it names the row of an error only if it reads with one thread
+            return table(use_threads=False), dialect
+    except UnicodeError as error:
+        raise decoding_error(file, error) from None
+
+
+def _dialect(file: AnyPath, options: Options) -> Dialect:
+    encoding = encoding_of(file, options.encoding)
+    usual = DELIMITERS.get(file.suffix.lower(), ",")
+    quote = None if options.quote == "none" else _character(options.quote or '"', "--quote")
+    try:
+        lines = _first_lines(file, encoding)
+    except UnicodeError as error:
+        raise decoding_error(file, error) from None
+    skip = 0
+    if lines and lines[0].lower().startswith(_EXCEL) and len(lines[0].strip()) == len(_EXCEL) + 1:
+        usual, skip, lines = lines[0][len(_EXCEL)], 1, lines[1:]
+    delimiter = _character(options.delimiter, "--delimiter") if options.delimiter else None
+    if not delimiter and not _divides(lines, usual, quote):
+        delimiter, quote = _sniffed(lines, usual, quote, bool(options.quote))
+    delimiter = delimiter or usual
+    note = "" if delimiter == usual and not skip else f"divided by {delimiter!r}"
+    note = ", ".join(filter(None, [encoding.note, note]))
+    return Dialect(encoding, delimiter, quote, note, skip)
+
+
+def _character(given: str, flag: str) -> str:
+    character = {"\\t": "\t", "tab": "\t"}.get(given, given)
+    if len(character) != 1 or not character.isascii():
+        raise DataError(f"{flag}: expected one ASCII character, or 'tab', got {given!r}")
+    return character
+
+
+def _first_lines(file: AnyPath, encoding: Encoding) -> list[str]:
+    lines, num_characters = [], 0
+    with open_text(file, encoding) as opened:
+        for line in itertools.islice(opened, _SAMPLE_LINES):
+            lines.append(line)
+            num_characters += len(line)
+            if num_characters > _SAMPLE_CHARACTERS:
+                break
+    return lines
+
+
+def _divides(lines: list[str], delimiter: str, quote: str | None) -> bool:
+    """Returns whether every row has the same number of cells, which is more than one."""
+    rows = [row for row in _rows(iter(lines), delimiter, quote) if row]
+    # The last lines of the sample may begin a row that continues after it.
+    widths = {len(row) for row in rows[:-1] or rows}
+    return len(widths) == 1 and widths != {1}
+
+
+def _rows(lines: Iterator[str], delimiter: str, quote: str | None, **options: Any) -> Any:
+    if not quote:
+        return csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE, **options)
+    return csv.reader(lines, delimiter=delimiter, quotechar=quote, **options)
+
+
+def _sniffed(
+    lines: list[str], usual: str, quote: str | None, is_quote_given: bool
+) -> tuple[str, str | None]:
+    """Returns the delimiter and quote that divide the rows evenly, or the usual ones."""
+    try:
+        found = csv.Sniffer().sniff("".join(lines)[:_SNIFFED_CHARACTERS], delimiters=_OTHERS)
+    except csv.Error:
+        return usual, quote
+    for candidate in [quote] if is_quote_given else [quote, found.quotechar]:
+        if _divides(lines, found.delimiter, candidate):
+            return found.delimiter, candidate
+    return usual, quote
+
+
+def _check_quotes(file: AnyPath, dialect: Dialect) -> None:
+    """Raises `DataError` for a quote that is never closed, or closed inside of a cell.
+
+    Arrow would read all rows up to the next quote as one cell.
+    """
+    assert dialect.quote
+    begin = 1
+    try:
+        with file.open("rb") as binary:
+            mark = dialect.quote.encode()
+            if not any(mark in block for block in iter(lambda: binary.read(1 << 20), b"")):
+                return
+        with open_text(file, dialect.encoding) as opened:
+            rows = _rows(opened, dialect.delimiter, dialect.quote, strict=True)
+            for _ in rows:
+                begin = rows.line_num + 1
+    except csv.Error as error:
+        what = "has text after a closing quote"
+        if "end of data" in str(error):
+            what = "begins a quoted cell that never ends"
+        raise DataError(
+            f"{file}: line {begin} {what}; correct it (a quote inside of quotes is doubled), or "
+            "use --quote none if quotes are part of the text"
+        ) from None
+    except UnicodeError as error:
+        raise decoding_error(file, error) from None

@@ -1,0 +1,319 @@
+"""Reads the files of a table (CSV, TSV, JSON Lines, Parquet, Arrow) as one Arrow table.
+
+The source `table` and recipes share it. Folders such as `species=setosa/` are columns, as for Spark
+and pandas; the index that pandas hides is not one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipelines import storage
+from pipelines.errors import DataError
+from pipelines.sources import delimited, json_lines, types
+from pipelines.sources.account import Account
+from pipelines.sources.source import Options
+from pipelines.storage import AnyPath, RemotePath
+
+SUFFIXES = (*delimited.DELIMITERS, ".parquet", ".pq", ".arrow", ".feather", *json_lines.SUFFIXES)
+#: Options of every reader of tables.
+OPTIONS = frozenset({"column", "encoding", "delimiter", "quote"})
+_NUM_NAMED = 3
+_UNNAMED = "Unnamed: {}"  # as pandas names them
+
+
+class Rows(NamedTuple):
+    """The rows of all files.
+
+    Attributes:
+        table: The Arrow table, with columns of images as their bytes.
+        readings: What each column was read as.
+        cells: Names of columns of delimited text.
+        notes: How files were decoded, where it is not the usual way, and whether it is a guess.
+        files: The files.
+        starts: The number of the first row of each file, and the number of rows.
+    """
+
+    table: Any
+    readings: list[types.Reading]
+    cells: frozenset[str]
+    notes: dict[AnyPath, tuple[str, bool]]
+    files: list[AnyPath]
+    starts: np.ndarray
+
+    def locate(self, row: int) -> str:
+        """Returns the file and the row in it, counted from 1, of a row of the table."""
+        return _located(self.files, self.starts, row)
+
+    def described(self) -> str:
+        """Returns lines with the columns, what they were read as, and why."""
+        return types.described(self.readings)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Returns the columns as arrays of numbers or text; missing values are NaN or empty.
+
+        Dates are days since 1970-01-01.
+
+        Raises:
+            DataError: A column has lists.
+        """
+        import pyarrow as pa
+
+        arrays = {}
+        for reading in self.readings:
+            if reading.kind == "left out":
+                continue
+            column = self.table[reading.name]
+            if pa.types.is_nested(column.type):
+                raise DataError(
+                    f"{self.files[0]}: column {reading.name!r} contains {column.type}; expected a "
+                    f"number or text in each row. To omit it, use --column {reading.name}=ignore"
+                )
+            if reading.kind == "date":
+                column = types.days(column)
+            elif pa.types.is_null(column.type) or (
+                pa.types.is_boolean(column.type) and column.null_count
+            ):
+                column = column.cast(pa.float64())
+            elif not _is_numeric(column.type):
+                column = column.cast(pa.string()).fill_null("")
+            arrays[reading.name] = column.to_numpy()
+        return arrays
+
+    def report(self, account: Account, without: Sequence[int] | np.ndarray = ()) -> None:
+        """Adds the rows, without those that are dropped, and how files were decoded."""
+        account.use("rows", len(self.table) - len(without))
+        places = map(self.locate, map(int, without[:_NUM_NAMED]))
+        reason = "has empty cells (--drop-gaps)"
+        account.leave_out("rows", reason, *places, count=len(without))
+        for file, (note, is_guess) in self.notes.items():
+            account.change("files", note, file.name, guessed=is_guess)
+
+    def file_of(self, row: int) -> AnyPath:
+        """Returns the file of a row of the table."""
+        return self.files[int(np.searchsorted(self.starts, row, "right")) - 1]
+
+
+def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
+    """Reads files with the same columns, in any order.
+
+    Args:
+        files: The files.
+        root: The folder whose subfolders may be columns (`year=2020/`).
+        options: `column`, `encoding`, `delimiter` and `quote` overrule what is detected.
+
+    Raises:
+        DataError: A file is not a table, the files have different columns, or a cell does not have
+            the type that was chosen for its column.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise DataError("tables require pyarrow: pip install pyarrow") from None
+    given = types.parse(options.column)
+    parts = []
+    for file in files:
+        try:
+            part = _without_index(_read_file(file, options), given)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{file}: cannot be read as a table: {error}") from None
+        parts.append(_with_partitions(part, file, root))
+        _check_names(file, parts[-1].table, files[0], parts[0].table)
+    starts = np.cumsum([0, *(len(part.table) for part in parts)])
+    names = parts[0].table.column_names
+    try:
+        table = pa.concat_tables(
+            [part.table.select(names) for part in parts], promote_options="permissive"
+        )
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{files[0].parent}: files with different columns: {error}; convert the files, or "
+            "read the column as text in all of them"
+        ) from None
+    cells = frozenset[str]().union(*(part.cells for part in parts))
+    table, readings = types.read_columns(
+        table,
+        cells,
+        given,
+        lambda row: _located(files, starts, row),
+        decimal_comma=any(part.is_semicolon for part in parts),
+    )
+    left_out = {name: why for part in parts for name, why in part.left_out.items()}
+    readings += [types.Reading(name, "left out", why) for name, why in left_out.items()]
+    notes = {
+        file: (part.note, part.is_guess)
+        for file, part in zip(files, parts, strict=True)
+        if part.note
+    }
+    return Rows(table, readings, cells, notes, list(files), starts)
+
+
+class _Part(NamedTuple):
+    """The contents of one file.
+
+    Attributes:
+        table: Its rows.
+        cells: Names of columns of text whose types are not known.
+        note: How the file was decoded, if not in the usual way.
+        is_guess: Whether its encoding is a guess.
+        is_semicolon: Whether semicolons separate the cells, so that commas may be decimal ones.
+        left_out: Reasons by the name of each column that is left out.
+    """
+
+    table: Any
+    cells: frozenset[str] = frozenset()
+    note: str = ""
+    is_guess: bool = False
+    is_semicolon: bool = False
+    left_out: Mapping[str, str] = {}
+
+
+def _read_file(file: AnyPath, options: Options) -> _Part:
+    from pyarrow import parquet
+
+    if _is_parquet(file):
+        return _Part(_flat(parquet.ParquetFile(opened(file)).read()))
+    suffix = file.suffix.lower()
+    if suffix in (".parquet", ".pq"):
+        raise DataError(f"{file}: is not a Parquet file; download or write it again")
+    if suffix in (".arrow", ".feather"):
+        return _Part(_flat(open_arrow(file).read_all()))
+    if suffix in json_lines.SUFFIXES or suffix == ".json":
+        table, encoding, mixed = json_lines.read(file, options)
+        return _Part(_flat(table), mixed, encoding.note, encoding.is_guessed)
+    table, dialect = delimited.read(file, options)
+    names = [name or _UNNAMED.format(i) for i, name in enumerate(table.column_names)]
+    return _Part(
+        table.rename_columns(names),
+        frozenset(names),
+        dialect.note,
+        dialect.encoding.is_guessed,
+        dialect.delimiter == ";",
+    )
+
+
+def _flat(table: Any) -> Any:
+    """Replaces images, which are structs, by their bytes, and other structs by their fields."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for i, field in enumerate(table.schema):
+        if is_image(field):
+            table = table.set_column(i, field.name, pc.struct_field(table[field.name], "bytes"))
+    metadata = table.schema.metadata
+    while any(pa.types.is_struct(field.type) for field in table.schema):
+        table = table.flatten()
+    return table.replace_schema_metadata(metadata)
+
+
+def _without_index(part: _Part, given: Mapping[str, str]) -> _Part:
+    """Removes the index that pandas wrote, unless its type is given, and columns of nothing."""
+    import pyarrow.compute as pc
+
+    table, left_out = part.table, {}
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        hidden = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
+        left_out = {n: "index of pandas" for n in hidden if n in table.column_names}
+    for i, name in enumerate(table.column_names):
+        if name in part.cells and name == _UNNAMED.format(i):
+            column = table[name]
+            if column.null_count == len(column):
+                left_out[name] = "has neither a name nor values"
+            elif i == 0 and types.are_integers(column) and len(pc.unique(column)) == len(column):
+                left_out[name] = "row numbers without a name, as the index of pandas"
+    left_out = {name: why for name, why in left_out.items() if name not in given}
+    return part._replace(table=table.drop_columns([*left_out]), left_out=left_out)
+
+
+def _with_partitions(part: _Part, file: AnyPath, root: AnyPath) -> _Part:
+    """Adds the columns of folders such as `species=setosa`, as text of an unknown type."""
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    path = str(storage.relative(file, root))
+    folders = [folder.partition("=") for folder in path.split("/")[:-1]]
+    names = [name for name, equals, _ in folders if name and equals]
+    if not (names := [name for name in names if name not in part.table.column_names]):
+        return part
+    partitioning = dataset.HivePartitioning(pa.schema([(name, pa.string()) for name in names]))
+    keys = dataset.get_partition_keys(partitioning.parse(path))
+    table = part.table
+    for name in names:
+        column = pa.array([keys.get(name)] * len(table), pa.string())
+        table = table.append_column(name, column)
+    return part._replace(table=table, cells=part.cells | {*names})
+
+
+def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:
+    """Raises `DataError` if the columns of a file are ambiguous or not those of the first one."""
+    names, expected = table.column_names, other.column_names
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{file}: has several columns {repeated[0]!r}. Rename or remove them.")
+    for one, another, missing in (
+        (file, first, set(expected) - set(names)),
+        (first, file, set(names) - set(expected)),
+    ):
+        if missing:
+            raise DataError(
+                f"{one}: has no column {min(missing)!r}, which {another} has. All files of a "
+                "table need the same columns."
+            )
+
+
+def _is_numeric(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    return any((types.is_integer(kind), types.is_floating(kind), types.is_boolean(kind)))
+
+
+def _located(files: Sequence[AnyPath], starts: np.ndarray, row: int) -> str:
+    i = int(np.searchsorted(starts, row, "right")) - 1
+    below = " below the header" if files[i].suffix.lower() in delimited.DELIMITERS else ""
+    return f"{files[i]}: row {row - starts[i] + 1}{below}"
+
+
+def is_image(field: Any) -> bool:
+    """Returns whether a field of a schema has images, as Hugging Face's `datasets` stores them."""
+    kind = field.type
+    return hasattr(kind, "num_fields") and {kind.field(i).name for i in range(kind.num_fields)} == {
+        "bytes",
+        "path",
+    }
+
+
+def schema(file: AnyPath) -> Any:
+    """Returns the schema that a file declares; empty for text."""
+    from pyarrow import parquet
+
+    if file.suffix.lower() in (".arrow", ".feather"):
+        return open_arrow(file).schema
+    return parquet.read_schema(opened(file)) if _is_parquet(file) else ()
+
+
+def open_arrow(file: AnyPath) -> Any:
+    """Opens a file that `datasets` or pandas wrote: a stream of Arrow's IPC, or a file of it."""
+    from pyarrow import ArrowInvalid, ipc, memory_map
+
+    def source() -> Any:
+        return opened(file) if isinstance(file, RemotePath) else memory_map(str(file))
+
+    try:
+        return ipc.open_stream(source())
+    except ArrowInvalid:
+        return ipc.open_file(source())
+
+
+def opened(file: AnyPath) -> Any:
+    """Returns what pyarrow reads: the path of a local file, or an opened remote file."""
+    return file.open("rb") if isinstance(file, RemotePath) else str(file)
+
+
+def _is_parquet(file: AnyPath) -> bool:
+    with file.open("rb") as begin:
+        return begin.read(4) == b"PAR1"

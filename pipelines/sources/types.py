@@ -1,0 +1,461 @@
+"""What each column of a table is read as, and why.
+
+Cells of delimited text have no types: a column is read as numbers only if all of its cells are,
+over all files. Columns of Parquet, Arrow and JSON keep their types, except for those that no record
+can store. `--column NAME=TYPE` overrules both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pipelines.errors import DataError
+from pipelines.sources.account import Account
+
+#: Cells of delimited text that mean "no value", as for pandas.
+_MISSING = {
+    *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
+    *("<NA>", "N/A", "NA", "NULL", "NaN", "NaT", "None", "n/a", "nan", "null"),
+}
+#: The same, only among numbers.
+_MISSING_NUMBERS = _MISSING | {
+    "?",
+    "-",
+    "--",
+    ".",
+    "none",
+    "missing",
+    "n.a.",
+    "N.A.",
+    "NAN",
+    "Null",
+}
+_NUM_NAMED = 6
+_MOST = 0.5  # a column with more numbers may be one of numbers
+_ZONE = r"(?:([0-9]:[0-9]{2}(?:\.[0-9]+)?))(?:Z|[-+][0-9]{2}:?[0-9]{2})$"
+_HEAD = 200  # cells that decide which forms are tried on a whole column
+
+_DIGITS = r"[0-9]+"
+_EXPONENT = r"([eE][-+]?[0-9]+)?"
+_INTEGER = rf"^[-+]?{_DIGITS}$"
+_CODE = r"^[-+]?0[0-9]"  # 00123: an integer would lose the zeros
+_FLOAT = rf"^[-+]?(({_DIGITS}\.?[0-9]*|\.{_DIGITS}){_EXPONENT}|(?i:inf(inity)?))$"
+_COMMA_THOUSANDS = r"^[-+]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?$"
+_SPACE_THOUSANDS = r"^[-+]?([0-9]{1,3}([ '\x{00a0}\x{202f}\x{2019}][0-9]{3})+|[0-9]+)([.,][0-9]*)?$"
+_DECIMAL_COMMA = r"^[-+]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?" + _EXPONENT + "$"
+
+
+class _Form(NamedTuple):
+    """A way to write numbers: a pattern, and what to replace before they are parsed."""
+
+    why: str
+    pattern: str
+    replace: tuple[tuple[str, str], ...] = ()
+    is_guess: bool = True
+
+
+_PLAIN = _Form("", _FLOAT, (), False)
+_POINT = _Form("numbers with thousands separators", _COMMA_THOUSANDS, ((",", ""),))
+_SPACE = _Form(
+    "numbers with thousands separators", _SPACE_THOUSANDS, (("[^-+0-9.,]", ""), (",", "."))
+)
+_COMMA = _Form("numbers with decimal commas", _DECIMAL_COMMA, ((r"\.", ""), (",", ".")))
+
+#: Types that `--column NAME=TYPE` accepts, with their names in Arrow.
+_ARROW_TYPES = {
+    "integer": "int64",
+    "number": "float64",
+    **{name: name for name in ("int64", "int32", "float32", "float64")},
+    "decimal-comma": "float64",
+    "boolean": "bool",
+    "text": "string",
+}
+TYPES = (*_ARROW_TYPES, "date", "date:FORMAT", "ignore")
+_TRUE, _FALSE = ["true", "t", "yes", "y", "1"], ["false", "f", "no", "n", "0"]
+
+
+class Reading(NamedTuple):
+    """What a column is read as.
+
+    Attributes:
+        name: Name of the column.
+        kind: `integer`, `number`, `boolean`, `date`, `text`, `list`, `image` or `left out`.
+        why: The reason, for the user.
+        is_guess: Whether the column could mean something else, so that `--strict` refuses it.
+    """
+
+    name: str
+    kind: str
+    why: str
+    is_guess: bool = False
+
+
+def parse(given: Sequence[str]) -> dict[str, str]:
+    """Parses `NAME=TYPE` texts to types by column.
+
+    Raises:
+        DataError: A text has an invalid format, or there is no such type.
+    """
+    types = {}
+    for words in given:
+        name, equals, kind = words.rpartition("=")
+        if not equals or (kind not in TYPES and not kind.startswith("date:")):
+            raise DataError(
+                f"--column: expected NAME=TYPE with a type of {', '.join(TYPES)}, got {words!r}"
+            )
+        types[name] = kind
+    return types
+
+
+def described(readings: Sequence[Reading]) -> str:
+    """Returns lines with the columns, what they were read as, and why."""
+    names: dict[Reading, list[str]] = {}
+    for reading in readings:
+        names.setdefault(reading._replace(name=""), []).append(reading.name)
+    rows = [("column", "read as", "why")]
+    for reading, columns in names.items():
+        why = reading.why + (" (a guess)" if reading.is_guess else "")
+        rows.append((_shortened(columns), reading.kind, why))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    return "\n".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
+
+
+def report(readings: Sequence[Reading], account: Account) -> None:
+    """Adds columns to an account."""
+    used = [reading for reading in readings if reading.kind != "left out"]
+    account.use("columns", len(used))
+    for reading in readings:
+        if reading.kind == "left out":
+            account.leave_out("columns", reading.why, reading.name)
+        else:
+            change = f"read as {reading.kind}, {reading.why}"
+            account.change("columns", change, reading.name, guessed=reading.is_guess)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NUM_NAMED])
+    others = len(names) - _NUM_NAMED
+    return shown + (f" and {others} more" if others > 0 else "")
+
+
+def read_columns(
+    table: Any,
+    cells: Collection[str],
+    given: Mapping[str, str],
+    locate: Callable[[int], str],
+    *,
+    decimal_comma: bool = False,
+) -> tuple[Any, list[Reading]]:
+    """Returns a table whose columns have the types of what they contain.
+
+    Args:
+        table: An Arrow table.
+        cells: Names of the columns of text whose types are not known.
+        given: Types by column, which the user chose.
+        locate: Returns the file and row of a row of the table, for error messages.
+        decimal_comma: Whether `1,234` rather means a fraction than thousands.
+
+    Raises:
+        DataError: There is no such column, or a cell does not have the chosen type.
+    """
+    if unknown := [name for name in given if name not in table.column_names]:
+        raise DataError(
+            f"--column: expected one of {', '.join(table.column_names)}, got {unknown[0]!r}"
+        )
+    readings, columns = [], {}
+    for name in table.column_names:
+        column = table[name]
+        if kind := given.get(name):
+            column, reading = _given(column, name, kind, locate)
+        elif name in cells:
+            column, reading = _cells(column, name, decimal_comma, locate)
+        else:
+            column, reading = _declared(column, name)
+        readings.append(reading)
+        if reading.kind != "left out":
+            columns[name] = column
+    import pyarrow as pa
+
+    return pa.table(columns), readings
+
+
+def are_integers(column: Any) -> bool:
+    """Returns whether all cells of a column of text are integers."""
+    return column.null_count == 0 and _all(column, _INTEGER)
+
+
+def days(column: Any) -> Any:
+    """Returns ISO dates or times as days since 1970-01-01, an Arrow column of float64."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    local = pc.replace_substring_regex(column, _ZONE, r"\1")
+    seconds = local.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
+    return pc.divide(seconds, 86_400e6)
+
+
+def _given(column: Any, name: str, kind: str, locate: Callable[[int], str]) -> tuple[Any, Reading]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    reading = Reading(name, kind.partition(":")[0], "--column")
+    if kind == "ignore":
+        return None, reading._replace(kind="left out")
+    is_text = pa.types.is_string(column.type)
+    missing = _MISSING if kind in ("date", "boolean") else _MISSING_NUMBERS
+
+    def converted(column: Any) -> Any:
+        if kind.startswith("date"):
+            return _iso_dates(_without(column, missing) if is_text else column, kind[5:])
+        kind_of_value = getattr(pa, kind_in_arrow)()
+        if hasattr(column.type, "value_type") and pa.types.is_nested(column.type):
+            size = getattr(column.type, "list_size", -1)
+            return column.cast(pa.list_(kind_of_value, size))
+        if not is_text or kind == "text":
+            return column.cast(kind_of_value)
+        values = _without(column, missing)
+        if kind == "boolean":
+            lower = pc.utf8_lower(values)
+            is_true = pc.is_in(lower, pa.array(_TRUE))
+            is_known = pc.or_(is_true, pc.is_in(lower, pa.array(_FALSE)))
+            if not pc.all(pc.or_(is_known, pc.is_null(values))).as_py():
+                raise pa.ArrowInvalid("not a boolean")
+            return pc.if_else(pc.is_null(values), None, is_true)
+        form = _COMMA if kind == "decimal-comma" else _PLAIN
+        return _replaced(pc.replace_substring(values, "%", ""), form.replace).cast(kind_of_value)
+
+    kind_in_arrow = {"bool": "bool_"}.get(k := _ARROW_TYPES.get(kind, ""), k)
+    try:
+        return converted(column), reading
+    except pa.ArrowException:
+        row = _first_failure(column, converted)
+        raise DataError(
+            f"{locate(row)}: column {name!r}: expected {kind} (--column {name}={kind}), got "
+            f"{str(column[row].as_py())[:60]!r}"
+        ) from None
+
+
+def _cells(
+    column: Any, name: str, decimal_comma: bool, locate: Callable[[int], str]
+) -> tuple[Any, Reading]:
+    """Returns a column of delimited text as numbers, booleans, dates or unchanged text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values, numbers = with_gaps(column), _without(column, _MISSING_NUMBERS)
+    if values.null_count == len(values):
+        return pa.chunked_array([pa.nulls(len(values))]), Reading(name, "empty", "has no value")
+    suffix, head = "", numbers.drop_null()[:_HEAD]
+    if len(head) and _all(head, r"%$"):
+        suffix = ", percent signs removed"
+        numbers = pc.replace_substring_regex(numbers, r"\s*%$", "")
+        head = numbers.drop_null()[:_HEAD]
+    forms = [_PLAIN, *([_COMMA, _POINT] if decimal_comma else [_POINT, _COMMA]), _SPACE]
+    for form in forms if len(head) else ():
+        if _all(head, form.pattern) and _all(numbers, form.pattern):
+            result, reading = _parsed(numbers, name, form, suffix)
+            if reading.kind == "text":
+                break
+            return result, reading._replace(why=reading.why + _gaps_note(column, result))
+    else:
+        reading = Reading(name, "text", _why_text(column, numbers, locate))
+        lower = pc.utf8_lower(values)
+        if pc.all(pc.is_in(lower.drop_null(), pa.array(["true", "false"]))).as_py():
+            result = pc.if_else(pc.is_null(values), None, pc.equal(lower, "true"))
+            return result, Reading(name, "boolean", "all cells are true or false")
+        if _are_dates(values[:_HEAD]) and _are_dates(values):
+            return values, Reading(name, "date", "all cells are ISO 8601, stored as text")
+    return column.fill_null(""), reading._replace(why=reading.why + _gaps_note(column, values))
+
+
+def _why_text(column: Any, numbers: Any, locate: Callable[[int], str]) -> str:
+    """Returns why a column is not one of numbers, and where, if most of its cells are."""
+    import pyarrow.compute as pc
+
+    is_number = pc.match_substring_regex(numbers, _FLOAT)
+    if (pc.mean(is_number.slice(0, _HEAD)).as_py() or 0) <= _MOST:
+        return "no numbers, dates or booleans"
+    row = pc.index(is_number, False).as_py()
+    return f"{locate(row)} has {column[row].as_py()[:40]!r} among numbers"
+
+
+def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Reading]:
+    import pyarrow as pa
+
+    plain = _replaced(numbers, form.replace)
+    why = (form.why or "all cells are numbers") + suffix
+    is_guess = form.is_guess or bool(suffix)
+    if not _all(plain, _INTEGER):
+        return plain.cast(pa.float64()), Reading(name, "number", why, is_guess)
+    if form is _PLAIN and _any(plain, _CODE):
+        return numbers, Reading(name, "text", "digits with leading zeros", is_guess=True)
+    try:
+        why = why.replace("all cells are numbers", "all cells are integers")
+        return plain.cast(pa.int64()), Reading(name, "integer", why, is_guess)
+    except pa.ArrowException:
+        return numbers, Reading(name, "text", "integers of more than 64 bits", is_guess=True)
+
+
+def _declared(column: Any, name: str) -> tuple[Any, Reading]:
+    """Returns a column with a type in one that records can store."""
+    import pyarrow as pa
+
+    types, kind = pa.types, column.type
+    if types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    why = f"stored as {kind}"
+    if types.is_null(kind):
+        return column, Reading(name, "empty", "has no value")
+    if types.is_temporal(kind):
+        if types.is_duration(kind):
+            seconds = column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
+            return pa.compute.divide(seconds, 1e6), Reading(name, "number", f"{why}, in seconds")
+        is_date = types.is_date(kind) or types.is_timestamp(kind)
+        return column.cast(pa.string()), Reading(name, "date" if is_date else "text", why)
+    if types.is_decimal(kind):
+        try:
+            if kind.scale == 0:
+                return column.cast(pa.int64()), Reading(name, "integer", why)
+        except pa.ArrowException:
+            return column.cast(pa.string()), Reading(name, "text", f"{why}, over 64 bits")
+        return column.cast(pa.float64()), Reading(name, "number", f"{why}, to the nearest float64")
+    if str(kind) == "uint64":
+        try:
+            return column.cast(pa.int64()), Reading(name, "integer", why)
+        except pa.ArrowException:
+            return column.cast(pa.string()), Reading(name, "text", f"{why}, over 63 bits")
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        column = column.cast(pa.string())
+    elif types.is_large_binary(kind) or types.is_binary_view(kind):
+        column = column.cast(pa.binary())
+    elif types.is_list(kind) or types.is_large_list(kind):
+        column = _lists(column)
+    return column, Reading(name, _kind(column.type), why + _special_values(column))
+
+
+def _lists(column: Any) -> Any:
+    """Returns lists without values as those of integers, and float64 ones of one length as such."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type.value_type
+    if pa.types.is_null(kind):
+        return column.cast(pa.list_(pa.int64()))  # any type reads them
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if pa.types.is_float64(kind) and len(lengths) == 1 and lengths[0] is not None:
+        return column.cast(pa.list_(kind, lengths[0]))
+    return column.cast(pa.list_(kind))
+
+
+def _kind(kind: Any) -> str:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_boolean(kind):
+        return "boolean"
+    if types.is_integer(kind):
+        return "integer"
+    if types.is_floating(kind):
+        return "number"
+    return "list" if types.is_nested(kind) else "text"
+
+
+def _special_values(column: Any) -> str:
+    """Names the number of values that are not finite."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_floating(column.type):
+        return ""
+    counts = {
+        "NaN": pc.sum(pc.is_nan(column)).as_py(),
+        "infinite": pc.sum(pc.is_inf(column)).as_py(),
+    }
+    return "".join(f", {count} {name}" for name, count in counts.items() if count)
+
+
+def _gaps_note(column: Any, result: Any) -> str:
+    """Counts empty cells, and names words that mean no value."""
+    import pyarrow.compute as pc
+
+    spelled = pc.and_(pc.is_null(result), pc.is_valid(column))
+    note = f", {column.null_count} empty cells" if column.null_count else ""
+    if count := pc.sum(spelled).as_py():
+        words = ", ".join(map(repr, pc.unique(column.filter(spelled)).to_pylist()[:3]))
+        note += f", {count} without a value: {words}"
+    return note + _special_values(result)
+
+
+def with_gaps(column: Any) -> Any:
+    """Returns the trimmed cells of text, with null for those that mean no value, such as NA."""
+    return _without(column, _MISSING)
+
+
+def _without(column: Any, missing: Collection[str]) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    trimmed = pc.utf8_trim_whitespace(column)
+    return pc.if_else(pc.is_in(trimmed, pa.array(sorted(missing))), None, trimmed)
+
+
+def _replaced(values: Any, replace: Sequence[tuple[str, str]]) -> Any:
+    import pyarrow.compute as pc
+
+    for pattern, by in (("^\\+", ""), *replace):
+        values = pc.replace_substring_regex(values, pattern, by)
+    return values
+
+
+def _are_dates(values: Any) -> bool:
+    import pyarrow as pa
+
+    try:
+        _iso_dates(values)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _iso_dates(values: Any, form: str = "") -> Any:
+    """Returns dates as ISO 8601 text. Raises Arrow's error if one is not of this form."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not form:
+        if pa.types.is_string(values.type):
+            pc.replace_substring_regex(values, _ZONE, r"\1").cast(pa.timestamp("us"))
+        return values.cast(pa.string())
+    parsed = pc.strptime(values, form, "s")
+    has_time = any(letter in form for letter in ("%H", "%I", "%T"))
+    return (parsed if has_time else parsed.cast(pa.date32())).cast(pa.string())
+
+
+def _all(values: Any, pattern: str) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.all(pc.match_substring_regex(values, pattern), skip_nulls=True).as_py())
+
+
+def _any(values: Any, pattern: str) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.match_substring_regex(values, pattern), skip_nulls=True).as_py())
+
+
+def _first_failure(column: Any, convert: Callable[[Any], Any]) -> int:
+    """Returns the first row that cannot be converted, by bisection."""
+    import pyarrow as pa
+
+    low, high = 0, len(column)  # the first failure is in [low, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            convert(column[low:middle])
+        except pa.ArrowException:
+            high = middle
+        else:
+            low = middle
+    return low
