@@ -59,6 +59,7 @@ def test_missing_devices_raise(devices_argument: Any, message: str) -> None:
 
 def test_many_more_logical_devices_than_cores_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     with pytest.warns(UserWarning, match="500 logical CPU devices on 2 CPU cores"):  # noqa: SIM117
         with pytest.raises(DeviceError):  # TensorFlow has started
             devices.resolve(500, default_cpus=2)
@@ -199,6 +200,7 @@ def test_threads_follow_the_cores_of_the_process(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(devices, "num_cores", lambda: num_cores)
     monkeypatch.setattr(devices, "has_started", lambda: False)
     threading = devices.tf.config.threading

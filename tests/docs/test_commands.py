@@ -114,7 +114,9 @@ def refused(lines: list[tuple[str, tuple[str, ...]]]) -> list[str]:
 
 
 def test_flags_exist() -> None:
-    assert not refused([(one.module, one.arguments) for one in ALL if one.module != "tfdist"])
+    # Flags behind a script are the script's own.
+    ours = [one for one in ALL if one.module != "tfdist" and one.arguments[:1] != ("train.py",)]
+    assert not refused([(one.module, one.arguments) for one in ours])
 
 
 def test_unknown_flag_is_detected() -> None:

@@ -165,7 +165,7 @@ def test_run_eagerly_calls_layers_eagerly(strategy: str, num_replicas: int) -> N
     for call in (trainer.fit, trainer.evaluate):
         call(X, Y, batch_size=15, verbose=0)
     trainer.predict(X, verbose=0)
-    assert len(seen) >= 3 * num_replicas
+    assert len(seen) >= 2 * num_replicas + 1  # predict calls such code once per process
     assert all(seen)
 
 

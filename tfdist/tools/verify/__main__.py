@@ -22,7 +22,6 @@ from tfdist.strategies import STRATEGIES, current_name
 from tfdist.tools.verify import report
 from tfdist.tools.verify.attempt import attempt
 from tfdist.tools.verify.report import Verdict
-from tfdist.upstream.patching import replaced
 
 ALL = "all"
 _DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras."
@@ -51,6 +50,7 @@ def _verify_script(arguments: list[str]) -> int:
         ConfigurationError: The script trained nothing.
     """
     from tfdist.loops.self_check import SelfCheck
+    from tfdist.upstream.patching import replaced
 
     def verify_and_exit(check: SelfCheck, loop: Any, data: Any, run: Any) -> None:
         line = check.verify(loop, data, run, _STEPS)
