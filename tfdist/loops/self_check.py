@@ -40,7 +40,7 @@ from tfdist.loops.step_values import (
 from tfdist.model_setup.build import root_cause
 from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
-from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream import keras_model, keras_optimizers, keras_training
 from tfdist.upstream.keras_variables import plain_variables
 
 #: When to verify: never, at the first use of each loop with one step, or with so many steps. None:
@@ -233,6 +233,8 @@ class SelfCheck:
                     state.restore_python()  # as in the first step, whose Python is traced
                 before = self._state_values()
                 outputs = function([part]) if loop == "predict" else function(iter([part]))
+                if loop != "predict":  # the logs of an epoch
+                    outputs = keras_training.metrics_or_logs(model, outputs)
                 values |= self._after(loop, step, before, outputs)
                 self._halve_rates(loop)
         return values
@@ -263,6 +265,8 @@ class SelfCheck:
                 if loop == "predict":
                     outputs = [keras.tree.flatten(piece) for piece in outputs]
                     outputs = [_concatenated(leaves) for leaves in zip(*outputs, strict=True)]
+                else:
+                    outputs = self._functions.epoch_logs(outputs, loop)
                 if loop == "train":  # the others synchronize the replicas when they begin
                     values |= differing_copies(f"step {step + 1}", self._compared_variables())
                 values |= self._after(loop, step, before, outputs)
