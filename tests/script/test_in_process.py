@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.support.training import FIT, build
+from tests.support.training import FIT, X, Y, build
 from tfdist.errors import ConfigurationError
 from tfdist.script import tf_distribute
 
@@ -113,3 +113,18 @@ def test_custom_loops_are_recognized(text: str, line: str, tmp_path: Path) -> No
     path.write_text(text)
     assert line in tf_distribute.custom_loop(path)
     assert bool(line) == bool(tf_distribute.custom_loop(path))
+
+
+def test_models_with_the_same_weights_share_an_optimizer() -> None:
+    def losses() -> list[float]:
+        optimizer = keras.optimizers.Adam(0.1)
+        one, other = build(optimizer), build(optimizer)
+        values = [one.evaluate(X, Y, verbose=0)]
+        same = keras.Sequential([other, keras.layers.Rescaling(1.0)])
+        same.compile(optimizer, "mae")
+        values += [model.fit(**FIT).history["loss"][0] for model in (other, same, other)]
+        return [*values, one.evaluate(X, Y, verbose=0), int(optimizer.iterations)]
+
+    expected = losses()
+    tfdist.distribute("mirrored", devices=2)
+    assert losses() == pytest.approx(expected)

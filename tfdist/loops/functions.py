@@ -197,8 +197,12 @@ class CompiledFunctions:
         key = (training, data.may_end, data.own_rows, one_by_one)
         if key not in self._steps:
             if custom_step is None:
+                if training:
+                    create.check_optimizer(model)
                 with policy(self._options.precision):
-                    build.build_for_training(model, strategy, data.element_spec, data.first_batch)
+                    build.build_for_training(
+                        model, strategy, data.element_spec, data.first_batch, training
+                    )
                 strategy.prepare(model, optimizers_of(model))
             if training and not any(trains for trains, *_ in self._steps):
                 self._trainable = _ids(model.trainable_variables)
@@ -430,7 +434,7 @@ class CustomSteps:
             if not overrides(model, "compute_metrics"):
                 return None
             with policy(self._options.precision):
-                build.build_for_training(model, strategy, data.element_spec)
+                build.build_for_training(model, strategy, data.element_spec, training=training)
             if not self.metric_results(data).need_batch():
                 return None
             cause = f"{type(model).__name__}.compute_metrics"

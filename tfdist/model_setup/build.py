@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, UnsupportedModelError
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream.patching import replaced
 from tfdist.upstream.random_states import numpy_state_kept
 
 
@@ -69,8 +70,9 @@ def build_for_training(
     strategy: Strategy,
     element_spec: Any,
     first_batch: Callable[[], Any] | None = None,
+    training: bool = True,
 ) -> None:
-    """Creates weights and the states of metrics and optimizer, for training and evaluation.
+    """Creates weights and the states of metrics and, for training, of the optimizer.
 
     Args:
         model: A model that was created in the strategy's scope.
@@ -78,6 +80,7 @@ def build_for_training(
         element_spec: `tf.TensorSpec`s of a global batch.
         first_batch: Returns the first global batch, for what cannot be built from shapes: metrics
             and losses that only run eagerly, and models of ragged or sparse tensors.
+        training: Whether to build the optimizer, which Keras's `evaluate` does not.
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
@@ -88,11 +91,12 @@ def build_for_training(
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
         with strategy.scope(), numpy_state_kept():
-            if not model.optimizer.built:
+            if training and not model.optimizer.built:
                 with strategy.making_state(model):
                     keras_optimizers.build_as_fit_does(model)
             try:
-                keras_model.build_for_training(model, (x, y, sample_weight))
+                with replaced(model.optimizer, "built", True):
+                    keras_model.build_for_training(model, (x, y, sample_weight))
             except Exception:
                 leaves = tf.nest.flatten(element_spec)
                 is_dense = all(isinstance(leaf, (tf.TensorSpec, NoneType)) for leaf in leaves)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -108,7 +107,7 @@ def adopt(
     An optimizer or metrics that were created outside the scope are created again inside.
 
     Raises:
-        ConfigurationError: The optimizer belongs to another model or synchronizes gradients
+        ConfigurationError: The optimizer has state for other weights or synchronizes gradients
             itself, or weights were added outside the scope.
     """
     if not model.compiled or model.optimizer is None:
@@ -118,10 +117,15 @@ def adopt(
             f"{added[0]} was created outside the strategy's scope. Change the model inside "
             "`with trainer.strategy.scope():`, or create another Trainer with the changed model."
         )
-    _claim_optimizer(model)
+    if "_tfdist_exchange" in vars(keras_optimizers.unwrapped(model.optimizer)):
+        raise ConfigurationError(
+            "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer synchronizes "
+            "gradients itself. Compile the model with the plain optimizer."
+        )
     with strategy.scope(), precision.policy(policy), _unchanged_random_state():
         state = model.optimizer.variables + model.metrics_variables
         if not all(strategy.owns(v.value) for v in state):
+            check_optimizer(model)
             warnings.warn(
                 "The model was compiled outside the strategy's scope. Its optimizer and metrics "
                 "are created again in the scope, as trainer.model.optimizer and .metrics.",
@@ -131,25 +135,21 @@ def adopt(
         precision.with_loss_scale(model, loss_scale, policy)
 
 
-def _claim_optimizer(model: keras.Model) -> None:
-    """Raises an error for the optimizer of another model, whose state is for other weights."""
+def check_optimizer(model: keras.Model) -> None:
+    """Checks that the optimizer of `compile` can train a model, as Keras does in its first step.
+
+    Several models may share an optimizer, if it was built for the weights of each.
+
+    Raises:
+        ConfigurationError: It has state for other weights.
+    """
     optimizer = keras_optimizers.unwrapped(model.optimizer)
-    if "_tfdist_exchange" in vars(optimizer):
+    known = {id(v) for v in keras_optimizers.weights_known_to(optimizer)}
+    if optimizer.built and not known.issuperset(map(id, model.trainable_variables)):
         raise ConfigurationError(
-            "The optimizer is a tfdist.horovod.DistributedOptimizer, but the Trainer synchronizes "
-            "gradients itself. Compile the model with the plain optimizer."
+            "The model's optimizer was built for other weights: those of another model, or before "
+            "layers were unfrozen. Compile the model with a new optimizer."
         )
-    owner = optimizer.__dict__.get("_tfdist_owner", lambda: None)()
-    known = (
-        {id(v) for v in keras_optimizers.weights_known_to(optimizer)} if optimizer.built else None
-    )
-    fits = known is None or all(id(v) in known for v in model.trainable_variables)
-    if owner not in (None, model) or not fits:
-        raise ConfigurationError(
-            "The model's optimizer is already used by another model or Trainer, and has state for "
-            "its weights. Create the optimizer inside build_model."
-        )
-    optimizer.__dict__["_tfdist_owner"] = weakref.ref(model)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfdist.checkpoint.settings import Checkpoints
+    from tfdist.loops.self_check import Verify
     from tfdist.strategies.base import Strategy
 
 
@@ -23,6 +24,7 @@ class Options:
     remat: str = "none"
     checkpoints: Checkpoints | None = None
     fallback: bool = False
+    verify: Verify = None
 
 
 def distribute(
@@ -45,9 +47,9 @@ def distribute(
         strategy: As for `Trainer`, or an object of `keras.distribution`. None ends the distribution
             and restores all methods of Keras.
         devices: As for `Trainer`.
-        **options: `accumulate`, `sync_batch_norm`, `remat` and `checkpoints` as for `Trainer`. Each
-            `fit` saves checkpoints in a folder of its own. `fallback=True` trains a model that
-            tfdist refuses on one device, with a warning.
+        **options: `accumulate`, `sync_batch_norm`, `remat`, `verify` and `checkpoints` as for
+            `Trainer`. Each `fit` saves checkpoints in a folder of its own. `fallback=True` trains a
+            model that tfdist refuses on one device, with a warning.
 
     Raises:
         TfdistError: The strategy cannot be created. The message explains the fix.

@@ -91,6 +91,11 @@ def _parser() -> Any:
         action="store_true",
         help="train a refused model on one device, with a warning",
     )
+    add(
+        "--verify",
+        metavar="WHEN",
+        help="compare the first steps of each model with plain Keras: first (default), off, or N",
+    )
     add("script", metavar="SCRIPT", help="the script, followed by its own arguments")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
@@ -118,8 +123,10 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
         )
     import keras
 
+    from tfdist.loops.self_check import VARIABLE, checked_mode
     from tfdist.script import horovod, runner, tf_distribute
 
+    os.environ.setdefault(VARIABLE, "first")
     finder = horovod.Finder()
     sys.meta_path.insert(0, finder)
     stack.callback(sys.meta_path.remove, finder)
@@ -131,6 +138,7 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
         values.remat,
         _checkpoints(values),
         values.fallback,
+        checked_mode(values.verify),
     )
     active = runner.start(options)
     stack.callback(runner.stop)

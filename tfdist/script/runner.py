@@ -339,13 +339,13 @@ class Runner:
         if trainer is None:
             self._check_backend()
             options = self._options
-            # `verify` is passed on here, once `Trainer` has it.
             trainer = ScriptTrainer(
                 model,
                 self.connect(),
                 accumulate=options.accumulate,
                 sync_batch_norm=options.sync_batch_norm,
                 remat=options.remat,
+                verify=options.verify,
             )
             model_files.write_on_all(model)  # the runner's own methods write on the chief
             replace(model, _TRAINER, trainer)

@@ -251,12 +251,15 @@ def assert_even(batch: Batch) -> None:
     sizes = _sizes(batch)
     rows = tf.stack([rows for _, rows in sizes])
     names = tf.constant([f" {name} has " for name, _ in sizes])
-    sizes_text = tf.strings.reduce_join(names + tf.strings.as_string(rows), separator=",")
+    texts = tf.strings.join([names, tf.strings.as_string(rows)])
+    sizes_text = tf.strings.reduce_join(texts, separator=",")
     cure = (
         ", so it cannot be split over replicas: give all parts the same number of rows, or use the "
         "strategy one_device"
     )
-    tf.debugging.Assert(tf.reduce_all(rows == rows[0]), [_UNEVEN + sizes_text + cure])
+    tf.debugging.Assert(
+        tf.reduce_all(rows == rows[0]), [tf.strings.join([_UNEVEN, sizes_text, cure])]
+    )
 
 
 def _sizes(batch: Batch) -> list[tuple[str, tf.Tensor]]:
