@@ -234,7 +234,7 @@ def test_offsets_that_cannot_be_read_do_not_cause_a_scan(proxy: buckets.Proxy, l
 
 def test_missing_extra_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.exceptions", None)
-    with pytest.raises(pipelines.DataError, match=r"pip install 'tfdist\[cloud\]'"):
+    with pytest.raises(pipelines.DataError, match=r"pip install obstore"):
         pipelines.read("s3://bucket/anything", 10)
 
 
