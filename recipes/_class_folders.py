@@ -98,8 +98,8 @@ def _prepare(
     source, options = Path(location), dict(pack_options)
     if source.name == "train" and (source / _INDEX).is_file():
         source = source.resolve().parent  # the other split is beside it
-    # Changed files are packed to a new folder, because a packed copy is never updated.
-    below = Path(cache) / f"{data.cache_name(location)}-{_fingerprint(source)}"
+    # Changed files or options need a new folder, because a packed copy is never updated.
+    below = Path(cache) / f"{data.cache_name(location)}-{_fingerprint(source, pack_options)}"
     splits = options.pop("splits", None)
     found = {} if splits == "none" else pipelines.find_splits(source, splits)
     folders = {split: Path(str(folder)) for split, folder in found.items()}
@@ -206,9 +206,9 @@ def _examples_of(folder: Path, *, held_out: bool) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _fingerprint(folder: Path) -> str:
-    """Returns a short text that changes with names, sizes and times of the files in a folder."""
-    digest = hashlib.sha256()
+def _fingerprint(folder: Path, options: object) -> str:
+    """Returns a short text that changes with names, sizes and times of files, and with options."""
+    digest = hashlib.sha256(repr(options).encode())
     for path in pipelines.list_files(folder):
         status = path.stat()
         digest.update(os.fsencode(f"{path.relative_to(folder)}\0{status.st_size}\0"))

@@ -30,5 +30,6 @@ class TableSettings(TextSettings):
 
 def in_settings(message: str) -> str:
     """Returns an error message with `--set NAME=` in place of the flags of `pipelines.pack`."""
+    message = message.replace("--skip-damaged", "--set skip_damaged=true")
     names = "|".join(TableSettings.model_fields)
     return re.sub(rf"--({names})([ :])", lambda m: f"--set {m[1]}{m[2].replace(' ', '=')}", message)

@@ -65,6 +65,7 @@ class Hyperparameters(BaseModel):
     weights: str | None = None  # imagenet, or the path of a .keras or .weights.h5 file
     frozen: bool = False  # train the last layer only
     splits: str | None = None  # names of the splits as train=Trn,validation=Tst, or none
+    skip_damaged: bool = False  # leave out images that cannot be decoded
     classes: int = Field(3, ge=2)  # number of classes of --data synthetic
 
 
@@ -244,9 +245,10 @@ def _classes(config: TrainConfig) -> tuple[str, ...]:
 def _folders(config: TrainConfig) -> _class_folders.ClassFolders:
     names = tuple(f"class {i}" for i in range(3))
     small = data.drawn_images(32, 3, names)
-    splits = Hyperparameters.model_validate(config.set).splits
+    hp = Hyperparameters.model_validate(config.set)
     # The maps decode three channels of 8 bits. What is no JPEG is encoded again in a mixed folder.
-    options = {"image_format": "auto", "channels": 3, "bits": 8, "splits": splits}
+    options = {"image_format": "auto", "channels": 3, "bits": 8, "splits": hp.splits}
+    options |= {"skip_damaged": True} if hp.skip_damaged else {}
     return _class_folders.prepare(config, "image_folder", small, kind="images", **options)
 
 

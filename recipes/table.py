@@ -46,6 +46,7 @@ SMOKE: Mapping[str, Any] = {"batch_size": 16, "set": {"units": [16]}}
 _LABELS = ("label", "target", "class", "y")  # names of the column to predict, if none is given
 _MAX_CLASSES = 50  # an integer column with more distinct values is a quantity
 _NTH = 5  # every n-th row is held out, unless there is a split for it
+_MOST_ROUNDING = 1e-3  # of the standard deviation of a column
 _UNKNOWN = 0  # code of words that are not in the training rows
 _ROWS_AT_ONCE = 1 << 16  # of which statistics are summed in float64
 
@@ -327,8 +328,21 @@ def _encoded(
         }
 
     vocabularies = {n: tuple(map(str, words)) for n, words in texts.items()}
+    for name in numbers:
+        _warn_of_rounding(location, name, columns[name].astype("float64"))
     names_of_classes = tuple(map(str, classes))
     return Table(rows(columns), rows(held_out), numbers, vocabularies, label, names_of_classes)
+
+
+def _warn_of_rounding(location: str, name: str, values: np.ndarray) -> None:
+    """Prints a line if float32, in which the network computes, cannot tell many values apart."""
+    error = np.nanmax(np.abs(values.astype("float32") - values))
+    deviation = np.nanstd(values)
+    if error > deviation * _MOST_ROUNDING:
+        _print(
+            f"--data {location}: column {name!r} is rounded to float32 by up to {error:.4g}, and "
+            f"its standard deviation is {deviation:.4g}. Subtract a constant from its values."
+        )
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:

@@ -240,6 +240,11 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         metavar="N",
         help="bits per channel of decoded images, 8 or 16; default: those of unchanged PNGs",
     )
+    group.add_argument(
+        "--skip-damaged",
+        action="store_true",
+        help="image folders: leave out images that cannot be decoded, with a line in the account",
+    )
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def _encode_sample(source: Source) -> float:
     """Returns the mean size of a fixed sample of records."""
     numbers = list(range(0, len(source), -(-len(source) // _NUM_SAMPLES)))
     sizes = [len(encode(example, source.features)) for example in source.examples(numbers)]
-    return sum(sizes) / len(sizes)
+    return sum(sizes) / max(len(sizes), 1)
 
 
 _NUM_BETWEEN_REPORTS = 50

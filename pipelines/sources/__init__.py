@@ -10,11 +10,14 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.sources import splits
 from pipelines.sources.source import (
+    COMPRESSED,
     Options,
     Source,
     add_files,
+    has_suffix,
     is_folder,
     list_again,
+    listing,
     read_only,
 )
 from pipelines.storage import AnyPath
@@ -114,6 +117,9 @@ def _kind_of(location: str) -> str:
     if len(found) == 1:
         return next(iter(found.values()))
     what = " and ".join(found.values()) or "nothing that can be packed"
+    files = [storage.at(location), *listing(storage.at(location)).files]
+    if not found and (packed := [file for file in files if has_suffix(file, COMPRESSED)]):
+        raise DataError(f"{packed[0]}: is compressed; unpack it first")
     raise DataError(
         f"{location}: found {what} here; choose the format with --from ({', '.join(SOURCES)})"
     )

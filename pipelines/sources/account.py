@@ -109,6 +109,11 @@ class Account(BaseModel):
             group = fates.left_out.setdefault(reason, Group())
             group.add(count, map(printable, items[:_NUM_EXAMPLES]), guessed=False)
 
+    def move_to_left_out(self, kind: str, reason: str, item: object) -> None:
+        """Counts an item as left out that was counted as used before."""
+        self.use(kind, -1)
+        self.leave_out(kind, reason, item)
+
     def add_clutter(self, kind: str, count: int) -> None:
         """Counts items that systems create and that are no data, such as `.DS_Store`."""
         fates = self._fates(kind)

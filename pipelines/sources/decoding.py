@@ -11,6 +11,11 @@ import zlib
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
 
+
+class DamagedError(DataError):
+    """An image cannot be decoded. `--skip-damaged` leaves it out."""
+
+
 #: Segments of a JPEG without content: RST0 to RST7, SOI and TEM.
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _START_OF_SCAN = 0xDA
@@ -31,7 +36,7 @@ def check(data: bytes, feature: Feature, name: str) -> None:
     """Decodes an image with TensorFlow.
 
     Raises:
-        DataError: TensorFlow cannot decode it.
+        DamagedError: TensorFlow cannot decode it.
     """
     import tensorflow as tf
 
@@ -42,7 +47,7 @@ def check(data: bytes, feature: Feature, name: str) -> None:
             tf.io.decode_png(data, channels=feature.shape[2], dtype=feature.dtype)
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # messages may quote bytes
         reason = str(getattr(error, "message", error)).partition("\n")[0].partition(" [Op:")[0]
-        raise DataError(
+        raise DamagedError(
             f"{name}: TensorFlow cannot decode this {feature.encoding}, although other programs "
             f"may: {reason}; save it again or remove it"
         ) from None

@@ -235,7 +235,8 @@ class ImageCoding(BaseModel):
         return out.getvalue()
 
 
-OPTIONS = frozenset({"image_format", "image_size", "quality", "channels", "bits"})
+CODING_OPTIONS = frozenset({"image_format", "image_size", "quality", "channels", "bits"})
+OPTIONS = CODING_OPTIONS | {"skip_damaged"}
 _FORMATS: dict[str, Literal["jpeg", "png"]] = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".mpo"), "jpeg"),
     **dict.fromkeys((".png", ".apng"), "png"),
@@ -275,10 +276,15 @@ class ImageFolder(Source):
         self.files = self._paths
         self.skipped = skipped
         self._classes = class_names(self._paths, folder)
-        self._coding = coding_for(self._paths, options)
+        try:
+            self._coding = coding_for(self._paths, options)
+        except decoding.DamagedError as error:
+            raise _advised(error) from None
         self.features = (self._coding.feature(), *label_features(self._classes))
         mark = fingerprint(self._paths, folder)
         self.description = f"images, {len(self)} files {mark}, {self._coding.description}"
+        self._skips = options.skip_damaged
+        self.description += ", without damaged ones" if self._skips else ""
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -288,10 +294,15 @@ class ImageFolder(Source):
         read = storage.in_order(lambda path: path.read_bytes(), paths, self._folder)
         for path, data in zip(paths, read, strict=True):
             name = storage.relative(path, self._folder)
-            example: dict[str, object] = {
-                "image": self._coding.encode(data, printable(path), self.changes, printable(name)),
-                "file": str(name),
-            }
+            try:
+                image = self._coding.encode(data, printable(path), self.changes, printable(name))
+            except decoding.DamagedError as error:
+                if not self._skips:
+                    raise _advised(error) from None
+                self.changes.move_to_left_out("files", "damaged (--skip-damaged)", name)
+                self.changes.move_to_left_out("examples", "damaged (--skip-damaged)", name)
+                continue
+            example: dict[str, object] = {"image": image, "file": str(name)}
             if self._classes:
                 example["label"] = self._classes.index(printable(name.parts[0]))
             yield example
@@ -388,7 +399,7 @@ def coding_for(
             f"images are stored as jpeg or as png, found {found}; pass --image-format jpeg or "
             "--image-format png to re-encode the others"
         )
-    channels, bits = _sample(paths, open_file or _opened)
+    channels, bits = _sample(paths, open_file or _opened, skip_damaged=options.skip_damaged)
     is_kept = image_format == "png" and options.image_size is None
     return ImageCoding.of(
         image_format,
@@ -404,7 +415,7 @@ def _opened(path: AnyPath) -> BinaryIO:
 
 
 def _sample(
-    paths: Sequence[Any], open_file: Callable[[Any], BinaryIO]
+    paths: Sequence[Any], open_file: Callable[[Any], BinaryIO], *, skip_damaged: bool
 ) -> tuple[Literal[1, 3], Literal[8, 16]]:
     """Returns the channels and bits of a sample: 1 if all are gray, 16 if some have 16 bits.
 
@@ -420,7 +431,8 @@ def _sample(
         except (DataError, FileNotFoundError):
             raise
         except _DAMAGE as error:
-            raise _unreadable(str(path), error) from None
+            if not skip_damaged:
+                raise _unreadable(str(path), error) from None
     return (1 if channels == {1} else 3), (16 if 16 in bits else 8)
 
 
@@ -442,8 +454,12 @@ def _stored_format(image: Image.Image) -> str:
     return "jpeg" if image.format == "MPO" else (image.format or "").lower()
 
 
+def _advised(error: decoding.DamagedError) -> DataError:
+    return DataError(f"{error}; to leave out such images, pass --skip-damaged")
+
+
 def _unreadable(name: str, error: Exception) -> DataError:
     # Pillow's message names the file object by its address in memory.
     is_unknown = isinstance(error, UnidentifiedImageError)
     reason = "its format is not known, or it is damaged" if is_unknown else error
-    return DataError(f"{name}: not a readable image: {reason}")
+    return decoding.DamagedError(f"{name}: not a readable image: {reason}")

@@ -49,7 +49,7 @@ def read_table(
     options = Options(column=tuple(column), encoding=encoding, delimiter=delimiter, quote=quote)
     list_again()
     if path.is_dir():
-        folders = splits_of.find_splits(path, splits)
+        folders = splits_of.split_folders(path, splits)
         files = {name: files_below(folder, suffixes) for name, folder in folders.items()}
         files = files or splits_of.split_files(path, suffixes, splits)
         files = files or {"train": files_below(path, suffixes)}

@@ -41,6 +41,7 @@ class Options(BaseModel):
     quality: int | None = None
     channels: int | None = None
     bits: int | None = None
+    skip_damaged: bool = False
     column: tuple[str, ...] = ()
     encoding: str | None = None
     delimiter: str | None = None
@@ -217,6 +218,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+#: Suffixes of compressed files, which no source reads.
+COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar"})
 #: Files of the split that is read, by folder, if other files there belong to other splits.
 _of_split: dict[AnyPath, frozenset[AnyPath]] = {}
 
@@ -286,6 +289,7 @@ def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None,
     for path in found.files:
         if path not in used:
             reason = why if not split or path in of_split else f"not in the split {split}"
+            reason = "compressed; unpack it first" if has_suffix(path, COMPRESSED) else reason
             others[source.skipped.get(path, reason)].append(path)
     for reason, paths in others.items():
         names = (storage.relative(path, root) for path in paths[:3])

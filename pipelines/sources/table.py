@@ -33,7 +33,7 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath, RemotePath
 
-OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | table_files.OPTIONS | images.OPTIONS
+OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | table_files.OPTIONS | images.CODING_OPTIONS
 SUFFIXES = table_files.SUFFIXES
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
@@ -60,7 +60,7 @@ class Table(Source):
         fields = [f.name for f in table_files.schema(files[0]) if table_files.is_image(f)]
         self._images = {name: _coding(self._table[name], options) for name in fields}
         self.features = tuple(self._feature(field) for field in self._table.schema)
-        if not self._images and any(name in options.given() for name in images.OPTIONS):
+        if not self._images and any(name in options.given() for name in images.CODING_OPTIONS):
             raise DataError(f"{files[0]}: has no images, to which the image options apply")
         folder = root if isinstance(root, RemotePath) else files[0].parent
         mark = fingerprint(files, folder, contents=True)

@@ -187,12 +187,17 @@ def _read_file(file: AnyPath, options: Options) -> _Part:
         table, encoding, mixed = json_lines.read(file, options)
         return _Part(_flat(table), mixed, encoding.note, encoding.is_guessed)
     table, dialect = delimited.read(file, options)
+    given = types.parse(options.column)
+    numbers = [n for n in table.column_names if types.is_number(n) and n not in given]
+    notes = [dialect.note] if dialect.note else []
+    if numbers:
+        notes.append(f"with {numbers[0]!r} as the name of a column: is the first row one of data?")
     names = [name or _UNNAMED.format(i) for i, name in enumerate(table.column_names)]
     return _Part(
         table.rename_columns(names),
         frozenset(names),
-        dialect.note,
-        dialect.encoding.is_guessed,
+        ", ".join(notes),
+        dialect.encoding.is_guessed or bool(numbers),
         dialect.delimiter == ";",
     )
 
@@ -253,7 +258,10 @@ def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:
     """Raises `DataError` if the columns of a file are ambiguous or not those of the first one."""
     names, expected = table.column_names, other.column_names
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise DataError(f"{file}: has several columns {repeated[0]!r}. Rename or remove them.")
+        raise DataError(
+            f"{file}: has several columns {repeated[0]!r}. Rename or remove them; the first row "
+            "contains the names."
+        )
     for one, another, missing in (
         (file, first, set(expected) - set(names)),
         (first, file, set(names) - set(expected)),

@@ -7,6 +7,7 @@ can store. `--column NAME=TYPE` overrules both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -178,6 +179,14 @@ def read_columns(
     import pyarrow as pa
 
     return pa.table(columns), readings
+
+
+def is_number(text: str) -> bool:
+    """Returns whether a text is a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def are_integers(column: Any) -> bool:

@@ -18,8 +18,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.sources.account import Account, printable
-from pipelines.sources.images import IMAGE_SUFFIXES, coding_for
-from pipelines.sources.images import OPTIONS as OPTIONS
+from pipelines.sources.images import CODING_OPTIONS, IMAGE_SUFFIXES, coding_for
 from pipelines.sources.source import (
     Example,
     Options,
@@ -32,6 +31,7 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath
 
+OPTIONS = CODING_OPTIONS
 SUFFIXES = frozenset({".tar"})
 _LABEL = "cls"
 #: Bytes that are read and not used, rather than sending another request.

@@ -85,3 +85,14 @@ def test_settings_replace_flags_in_errors() -> None:
         "x.csv: row 2: --set column=a=text, --set quote=none, or --set encoding: expected, "
         "--set splits=none"
     )
+
+
+def test_rounding_of_large_numbers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{1_600_000_000_000 + 1000 * i},{i},{i % 2}\n" for i in range(20))
+    (tmp_path / "t.csv").write_text(f"ms,x,label\n{rows}")
+    table._read(str(tmp_path / "t.csv"), None, "auto", ())
+    printed = capsys.readouterr().out
+    assert "column 'ms' is rounded to float32 by up to 5.077e+04" in printed
+    assert "column 'x'" not in printed

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+import pipelines
 from pipelines import DataError
 from pipelines.sources import decoding, images, open_source
 from pipelines.sources.source import Options
@@ -92,7 +93,24 @@ def test_file_that_is_no_image_is_named(tmp_path: Path, options: dict[str, int])
     with pytest.raises(DataError) as error:
         opened.examples(opened.source(tmp_path, **options))
     expected = f"{tmp_path}/a.png: not a readable image: its format is not known, or it is damaged"
-    assert str(error.value) == expected
+    assert str(error.value) == f"{expected}; to leave out such images, pass --skip-damaged"
+
+
+@pytest.mark.parametrize("damaged", [(4,), (0, 4), (3, 4)])
+def test_damaged_images_are_left_out_with_a_line(tmp_path: Path, damaged: tuple[int, ...]) -> None:
+    source, out = tmp_path / "images", tmp_path / "out"
+    source.mkdir()
+    for i in range(5):
+        data = pictures.encoded(i)
+        (source / f"{i}.png").write_bytes(data[: len(data) // 2] if i in damaged else data)
+    index = pipelines.pack_dataset(str(source), out, num_workers=1, skip_damaged=True)
+    kinds = pipelines.load_account(out).kinds
+    for fates in (kinds["files"], kinds["examples"]):
+        assert (fates.found, fates.used) == (5, index.num_records) == (5, 5 - len(damaged))
+        (group,) = fates.left_out.values()
+        assert sorted(group.examples) == [f"{i}.png" for i in damaged]
+    with pytest.raises(DataError, match=r"--strict: .*damaged"):
+        pipelines.pack_dataset(str(source), out, num_workers=1, skip_damaged=True, strict=True)
 
 
 def test_mixed_formats_need_a_choice(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from pipelines import DataError
+from pipelines.sources import open_source
+from pipelines.sources.source import Options
 from tests.support import opened
 
 CSV = "age,height,species,seen\n3,1.5,cat,2020-01-02\n4,2.25,dog,2021-01-02\n5,0.1,cat,\n"
@@ -140,3 +142,22 @@ def test_unsupported_columns_are_rejected(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="column 'x': cannot store list"):
         opened.source(tmp_path / "a.parquet")
+
+
+def test_names_that_are_numbers_may_be_a_row_of_data(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("5.1,setosa\n4.9,setosa\n")
+    source = open_source(str(tmp_path), "auto", Options())
+    ((change, group),) = source.account.kinds["files"].changed.items()
+    assert group.guessed
+    assert change.startswith("with '5.1' as the name of a column")
+    confirmed = open_source(str(tmp_path), "auto", Options(column=("5.1=number",)))
+    assert not confirmed.account.kinds["files"].changed
+
+
+def test_compressed_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "b.csv.gz").write_bytes(b"any")
+    with pytest.raises(DataError, match=r"b\.csv\.gz: is compressed; unpack it first"):
+        opened.source(tmp_path)
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    account = open_source(str(tmp_path), "auto", Options()).account
+    assert [*account.kinds["files"].left_out] == ["compressed; unpack it first"]
