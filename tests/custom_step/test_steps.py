@@ -138,7 +138,6 @@ STEPS = {
     "sum": builder(Total),
     "of-rows": builder(OfRows),
     "adds-to-a-weight": builder(Summing),
-    "in-branch": builder(InBranch),
     "sync-batch-norm": builder(hidden=synchronized_norm),
     "sync-batch-norm-sum": builder(Total, synchronized_norm),
     "tables-clipped": builder(
@@ -158,6 +157,7 @@ FULL_BATCH = {
     "by-values": builder(ByValues, optimizer=lambda: keras.optimizers.Adam(0.05, epsilon=1e-2)),
     "of-gradients": builder(OfGradients),
     "resetting": builder(Resetting),
+    "in-branch": builder(InBranch),
 }
 
 

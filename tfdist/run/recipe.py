@@ -71,6 +71,8 @@ class Recipe(Protocol):
         """
 
 
+#: What `import keras` lacks where TensorFlow is not installed, or Keras uses another backend.
+_OF_KERAS = ("tensorflow", "keras", "torch", "jax")
 _FUNCTIONS = ("train_data", "validation_data", "build_model")
 
 
@@ -136,10 +138,11 @@ def find(name: str) -> Recipe:
         return cast(Recipe, module)
     path = name if "." in name else f"{PACKAGE}.{name}"
     try:
-        importlib.import_module("tfdist.upstream")  # names a missing backend of Keras
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            if error.name in _OF_KERAS:
+                importlib.import_module("tfdist.upstream")  # an error with the fix
             raise  # the recipe exists, but a module that it imports does not
         raise ConfigurationError(
             f"There is no recipe {name!r}. Choose one of {', '.join(names())}, "

@@ -107,7 +107,8 @@ def check_same_attributes(source: Any, copied: Any) -> None:
     """Checks that a copy from a configuration has what user code has set on the original.
 
     A method that is set on the object is not part of a configuration, nor are arguments of a
-    subclass without a `get_config` of its own. `Layer.__new__` itself sets `build` and `quantize`, and `compile` sets `loss`.
+    subclass without a `get_config` of its own. `Layer.__new__` itself sets `build` and `quantize`,
+    and `compile` sets `loss`.
 
     Raises:
         TypeError: It lacks something.
