@@ -198,9 +198,11 @@ _MODEL = {
     "compute_mask": _called("May be called for masks."),
     "compute_output_shape": _called("May be called to build a model."),
     "compute_output_spec": _called("May be called to build a model."),
-    "evaluate": Point("Evaluates, also for `validation_data`.", _shrink),
-    "fit": Point("Trains.", _shrink),
-    "predict": Point("Predicts.", _twice),
+    "evaluate": Point(
+        "Evaluates, also for `validation_data`.", _shrink, as_attribute=False
+    ),
+    "fit": Point("Trains.", _shrink, as_attribute=False),
+    "predict": Point("Predicts.", _twice, as_attribute=False),
     "get_metrics_result": Point(
         "Returns the logs.", after(lambda r: {**r, "x": 2 * r["loss"]})
     ),
