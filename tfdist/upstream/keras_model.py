@@ -107,7 +107,8 @@ def check_same_attributes(source: Any, copied: Any) -> None:
     """Checks that a copy from a configuration has what user code has set on the original.
 
     A method that is set on the object is not part of a configuration, nor are arguments of a
-    subclass without a `get_config` of its own. `Layer.__new__` itself sets `build` and `quantize`.
+    subclass without a `get_config` of its own. `Layer.__new__` itself sets `build` and `quantize`,
+    and `compile` sets `loss`.
 
     Raises:
         TypeError: It lacks something.
@@ -117,7 +118,7 @@ def check_same_attributes(source: Any, copied: Any) -> None:
     is_layer = isinstance(source, keras.layers.Layer)
     for name, value in own.items():
         if hasattr(type(source), name):
-            is_lost = is_assigned(source, name) and name not in ("build", "quantize")
+            is_lost = is_assigned(source, name) and name not in ("build", "quantize", "loss")
         elif is_layer or name.startswith("_"):
             is_lost = False
         elif isinstance(value, keras.Variable):
