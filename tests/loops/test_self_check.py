@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -72,7 +73,7 @@ class Noise(layers.Layer):
 )
 def test_wrong_strategy_is_detected(strategy: type[Mirrored], value: str) -> None:
     trainer = Trainer(build, strategy(["CPU:0", "CPU:1"]), sync_batch_norm=True, verify="first")
-    trainer.strategy.weight = trainer.model.weights[0]
+    setattr(trainer.strategy, "weight", trainer.model.weights[0])  # noqa: B010
     before = trainer.model.get_weights()
     with pytest.raises(VerificationError, match=f"differ from plain Keras on one device: {value}"):
         trainer.fit(X, Y, batch_size=13, verbose=0)
@@ -94,7 +95,8 @@ def test_leaves_no_trace() -> None:
     results = []
     for verify in ("off", 2):
         np.random.seed(3)
-        Counting.calls, Counting.random = calls, _ = [], np.random.default_rng(5)
+        calls: list[int] = []
+        Counting.calls, Counting.random = calls, np.random.default_rng(5)
         trainer = Trainer(lambda: build(Counting, run_eagerly=True), "one_device", verify=verify)
         calls.clear()  # what building the step ran
         history = trainer.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
@@ -108,13 +110,12 @@ def test_runs_by_default_for_code_of_the_user(
 ) -> None:
     monkeypatch.delenv("TFDIST_VERIFY", raising=False)
     match = "verified: 2 train steps match plain Keras on one device"
-    for kind, status in (
-        (layers.Identity, "not necessary"),
-        (Counting, f"{match} ("),
-        (Noise, f"{match}, except"),
-    ):
+    cases: dict[type, str] = {
+        layers.Identity: "not necessary", Counting: f"{match} (", Noise: f"{match}, except"
+    }  # fmt: skip
+    for kind, status in cases.items():
         Counting.calls, Counting.random = [], np.random.default_rng(5)
-        trainer = Trainer(lambda kind=kind: build(kind), "one_device")
+        trainer = Trainer(functools.partial(build, kind), "one_device")
         trainer.fit(X, Y, batch_size=13, verbose=2)
         assert trainer.describe()["verified"].startswith(status)
         assert ("verified: 2" in capsys.readouterr().out) is (kind is not layers.Identity)
