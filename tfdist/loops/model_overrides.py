@@ -17,7 +17,7 @@ import keras
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.strategies.inner_loop import Logs, LoopResult
-from tfdist.upstream.keras_model import overrides, redefined
+from tfdist.upstream.keras_model import is_assigned, overrides, redefined
 from tfdist.upstream.keras_training import WITHIN_FIT, functions_made, is_function_of_keras
 from tfdist.upstream.patching import replaced
 
@@ -37,6 +37,11 @@ def honor_overrides(method: Method) -> Method:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         if not overrides(self.model, name) or vars(self).pop(_CALLER, None) == name:
             return method(self, *args, **options)
+        if is_assigned(self.model, name):
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__}.{name} is set on the model itself, and would call "
+                f"Keras's own {name} on one device. Override {name} in the model's class."
+            )
         keras_method = getattr(keras.Model, name)
         given = args, {key: value for key, value in options.items() if key != WITHIN_FIT}
 
