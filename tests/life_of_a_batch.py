@@ -39,7 +39,9 @@ WAY = (
 )  # fmt: skip
 #: Files beside it: observers and checks, patches, the row analysis, buckets, and adapters.
 LEAVES = (
-    "callbacks/", "cluster/remote/connection.py", "cluster/watchdog/", "errors.py", "groups/",
+    "callbacks/", "cluster/remote/connection.py", "cluster/watchdog/", "console/streams.py",
+    "errors.py", "groups/", "loops/program_state.py", "loops/replica_checks.py",
+    "loops/self_check.py", "step/metric_results.py",
     "loops/callbacks.py", "loops/interrupts.py", "loops/model_overrides.py", "loops/non_finite.py",
     "loops/rank_checks.py", "loops/steps_per_call.py", "loops/uneven_data.py",
     "model_setup/create.py", "patches/", "precision.py", "rows/", "step/shared_trace.py",
