@@ -77,7 +77,8 @@ def _if_rows(
 def is_fusible(layer: keras.layers.BatchNormalization) -> bool:
     """Returns whether `fused` can replace a layer's `call`: Keras's, of images, channels last."""
     plain = keras.layers.BatchNormalization
-    is_plain = type(layer).call is plain.call and not layer.renorm and 0 < layer.momentum < 1
+    renorm = getattr(layer, "renorm", False)  # Keras 3.8 has none
+    is_plain = type(layer).call is plain.call and not renorm and 0 < layer.momentum < 1
     return is_plain and len(reduction_axes(layer) or ()) == 3 and layer.axis in (-1, 3)
 
 

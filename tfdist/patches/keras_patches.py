@@ -2,8 +2,7 @@
 
 Some belong to the contract: without them, Keras would divide losses by the number of replicas, or
 take BatchNorm's moments from one replica's batch. The others change speed and memory only, and
-`TFDIST_FAST=0` in the environment turns them off. The context of each comes from a file here, or an
-adapter in `upstream/`, which says what Keras does and why not here.
+`TFDIST_FAST=0` turns them off. Each context's docstring says what Keras does, and why not here.
 """
 
 from __future__ import annotations
