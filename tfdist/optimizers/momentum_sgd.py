@@ -70,7 +70,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        self.velocities = self.add_optimizer_variables(variables, "velocity")
+        self.velocities = [self.add_variable_from_reference(v, name="velocity") for v in variables]
         self._decays = [keras_optimizers.decays(self, v) for v in variables]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
