@@ -86,7 +86,7 @@ UNKNOWN = TrainConfig(lr_rule="cosine"), TrainConfig(lr_rule="constant", warmup_
 FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
     "optimizer of another trainer": (
         lambda: [fit(lambda: compiled_with(lambda: OPTIMIZER)) for _ in range(2)],
-        "Create the optimizer inside build_model",
+        "Compile the model with a new optimizer",
         lambda: [fit(lambda: compiled_with(keras.optimizers.SGD)) for _ in range(2)],
     ),
     "overrides compile": (

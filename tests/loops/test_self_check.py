@@ -45,7 +45,7 @@ class Drifting(Mirrored):
     def update(self, fn: Any, results: Any) -> list[Any]:
         done = super().update(fn, results)
         for copy in mirrored_variables.copies_of(self.weight.value).values():
-            copy.assign(copy + 1e-6)
+            copy.assign(copy + 1e-3)  # more than rounding, which is not reported
         return done
 
 

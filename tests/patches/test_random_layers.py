@@ -236,7 +236,7 @@ class Sampled(layers.Layer):
 
 
 @pytest.mark.parametrize("has_seed", [False, True])
-def test_inference_draws_new_numbers_per_step_and_replica(has_seed: bool) -> None:
+def test_inference_draws_new_numbers_per_step(has_seed: bool) -> None:
     drawn: list[float] = []
 
     def build() -> keras.Model:
@@ -248,6 +248,6 @@ def test_inference_draws_new_numbers_per_step_and_replica(has_seed: bool) -> Non
     trainer = tfdist.Trainer(build, strategy="mirrored", devices=2)
     x = np.ones((6, 4), "float32")
     trainer.fit(x, x, batch_size=2, verbose=0)
-    assert len(drawn) == len(set(drawn)) == 6
+    assert len(drawn) == len(set(drawn)) == 3  # Python of the user runs once per step
     trainer.evaluate(x, x, batch_size=2, verbose=0)
-    assert len(drawn) == len(set(drawn)) == 12
+    assert len(drawn) == len(set(drawn)) == 6

@@ -55,6 +55,6 @@ def _named() -> set[str]:
     """Returns the attributes that programs, conformance cases and tests of callbacks use."""
     files = [*(ROOT / "tests" / "programs").glob("*.py")]
     files += (ROOT / "tests" / "conformance").glob("cases_*.py")
-    files += (ROOT / "tests").glob("test_trainer_*.py")
+    files += (ROOT / "tests" / "trainer").glob("test_*.py")
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text("utf-8")))]
     return {node.attr for node in nodes if isinstance(node, ast.Attribute)}

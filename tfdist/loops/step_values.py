@@ -89,12 +89,14 @@ def logs_of(logs: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def differing_copies(place: str, by_owner: Mapping[str, Sequence[keras.Variable]]) -> Values:
-    """Returns by how much each variable differs from its mirrored variables, where it does."""
+    """Returns by how much variables differ from their mirrored variables, above rounding."""
     values = Values()
     for variables in by_owner.values():
         for variable in variables:
             for device, copy in mirrored_variables.copies_of(variable.value).items():
-                if (size := distance(copy.numpy(), np.array(variable.value))) > 0:
+                values_of_both = np.array(variable.value), copy.numpy()
+                size, rounding = mirrored_variables.distance_of_copies(*values_of_both)
+                if not size <= rounding:
                     name = f"the copy of {variable.path} on {device} after {place}"
                     values[name] = Value(np.array(size))
     return values
