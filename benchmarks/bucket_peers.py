@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import bucket
 from pipelines import object_store
-from pipelines.quiet import quieten_tensorflow
+from pipelines.console.quiet import quieten_tensorflow
 
 _BATCH_SIZE, _SHUFFLE_BUFFER, _NUM_SHARDS = 256, 5000, 8
 _NUM_DOWNLOADS = 8

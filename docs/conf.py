@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tfdist  # noqa: E402
-from pipelines.quiet import quieten_tensorflow  # noqa: E402
+from pipelines.console.quiet import quieten_tensorflow  # noqa: E402
 
 quieten_tensorflow()
 

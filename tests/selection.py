@@ -40,7 +40,7 @@ QUICK: dict[str, float] = {
     "tests/cluster/launcher/test_plan.py": 6,
     "tests/cluster/launcher/test_restarts.py": 2.5,
     "tests/cluster/launcher/test_worker_pool.py": 4,
-    "tests/pipelines/console/test_parallel_tasks.py": 2,
+    "tests/pipelines/console/": 4,
     "tests/pipelines/reading/test_division.py": 1,
     "tests/pipelines/test_commands.py": 1,
     "tests/pipelines/test_cores.py": 0.1,

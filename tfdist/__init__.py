@@ -87,7 +87,7 @@ if sys.argv[:1] == ["-m"]:  # the package of a command is imported, which may ne
 if hasattr(sys, "ps1"):
     # A notebook. Not in scripts, where a file of the user may shadow the package `pipelines`
     # (`tfdist.console.shadowed_packages`).
-    importlib.import_module("pipelines.quiet").quieten_notebook()
+    importlib.import_module("pipelines.console.quiet").quieten_notebook()
 if os.environ.get("TF_CONFIG"):  # a launcher started this process
     importlib.import_module("tfdist.groups.join_at_start").prepare()
 else:

@@ -6,23 +6,19 @@ Does not import TensorFlow.
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from pipelines import flag_errors
+from pipelines.console import flags
+from pipelines.console.quiet import quieten_tensorflow
 from pipelines.errors import DataError
-from pipelines.flag_help import HelpFormatter
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index
-from pipelines.quiet import quieten_tensorflow
 from pipelines.storage import AnyPath
 
 #: The exit code that shells use: 128 + the number of the signal (SIGINT is 2).
@@ -31,15 +27,9 @@ INTERRUPTED = 130
 
 def parser(module: str, description: str) -> ArgumentParser:
     """Returns an empty parser for `python -m pipelines.MODULE`; add arguments as with argparse."""
-    return ArgumentParser(
-        prog=f"python -m pipelines.{module}",
-        description=description,
-        exit_on_error=False,
-        allow_abbrev=False,
-        print_config=None,
-        formatter_class=HelpFormatter,
-        # The command's own defaults apply to flags that are not given.
-        argument_default=argparse.SUPPRESS,
+    # The command's own defaults apply to flags that are not given.
+    return flags.parser(
+        f"python -m pipelines.{module}", description, argument_default=argparse.SUPPRESS
     )
 
 
@@ -57,11 +47,11 @@ def run(
         0 on success, 1 after an error (printed as one line), 130 after an interrupt.
     """
     quieten_tensorflow()
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        command(**_values(parser, arguments))
+        command(**parser.parse_args(words).as_dict())
     except argparse.ArgumentError as error:
-        message = flag_errors.reworded(error, parser.format_help()) + _hint(parser, arguments)
-        return _fail(f"{message}\n{parser.prog} --help lists all flags.")
+        return _fail(flags.problem(error, parser, words))
     except DataError as error:
         return _fail(str(error))
     except OSError as error:  # such as a full disk or a missing permission
@@ -70,20 +60,6 @@ def run(
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
-
-
-def _values(parser: ArgumentParser, arguments: Sequence[str] | None) -> dict[str, Any]:
-    return dict(parser.parse_args(sys.argv[1:] if arguments is None else list(arguments)).as_dict())
-
-
-def _hint(parser: ArgumentParser, arguments: Sequence[str] | None) -> str:
-    """Returns a suggestion for a misspelled flag, or an empty string."""
-    known = re.findall(r"--[\w-]+", parser.format_help())
-    for flag in (word.partition("=")[0] for word in arguments or sys.argv[1:]):
-        if flag.startswith("--") and flag not in known:
-            close = difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
-            return f". Did you mean {close[0]}?" if close else ""
-    return ""
 
 
 def _fail(message: str) -> int:

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from pipelines.console.quiet import quieten_tensorflow
 from pipelines.errors import DataError
-from pipelines.quiet import quieten_tensorflow
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelines import ray_address
+from pipelines.console import ray_address
 from pipelines.console.parallel_tasks import Advance, Result, Task
 from pipelines.errors import DataError
 

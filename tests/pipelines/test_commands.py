@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelines import DataError
+from pipelines.check.__main__ import main as check
 from pipelines.console import command_line
 from tests.support.commands import help_without_tensorflow, packages_that_run
 
@@ -40,4 +41,17 @@ def test_unknown_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.run(parser, lambda: None, ["--wrong"]) == 1
     errors = capsys.readouterr().err
     assert "--wrong" in errors
-    assert "python -m pipelines.test --help lists all flags." in errors
+    assert "python -m pipelines.test --help lists the flags." in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--batch-size", "0"], "error: --batch-size: expected a number above 0, got 0\n"),
+        (["--batch-size", "x"], "error: --batch-size: expected an integer, got 'x'\n"),
+        (["--shuffle-buffer", "-1"], "error: --shuffle-buffer: expected a number from 0, got -1\n"),
+    ],
+)
+def test_invalid_number(words: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(["data", *words]) == 1
+    assert problem in capsys.readouterr().err

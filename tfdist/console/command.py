@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import itertools
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -49,7 +47,7 @@ def _run(main: Callable[[], int | None]) -> int:
         folders.working()
         folders.provide_home()
         shadowed_packages.put_first()
-        from pipelines.quiet import quieten_tensorflow
+        from pipelines.console.quiet import quieten_tensorflow
 
         quieten_tensorflow()
         return main() or 0
@@ -77,16 +75,9 @@ def parser(program: str, description: str) -> ArgumentParser:
         program: Name of the command in the usage line.
         description: Description of the command.
     """
-    from pipelines.flag_help import HelpFormatter  # after `shadowed_packages.put_first`
+    from pipelines.console import flags  # after `shadowed_packages.put_first`
 
-    return ArgumentParser(
-        prog=program,
-        description=description,
-        exit_on_error=False,
-        allow_abbrev=False,
-        print_config=None,
-        formatter_class=HelpFormatter,
-    )
+    return flags.parser(program, description)
 
 
 def parse(
@@ -111,13 +102,13 @@ def parse(
     try:
         return parser.parse_args(words, defaults=defaults)
     except argparse.ArgumentError as error:
-        from pipelines import flag_errors  # after `shadowed_packages.put_first`
+        from pipelines.console import flags  # after `shadowed_packages.put_first`
 
         used, program = parser, parser.prog
         if words and words[0] in subparsers:
             used, program = subparsers[words[0]], f"{program} {words[0]}"
-        message = flag_errors.reworded(error, used.format_help()) + _hint(used, words)
-        raise ConfigurationError(f"{message}\n{program} --help lists the flags.") from None
+        message = flags.problem(error, used, words, program=program, suggest=did_you_mean)
+        raise ConfigurationError(message) from None
 
 
 def run_one_of(
@@ -154,13 +145,3 @@ def run_one_of(
     values = parsed[name].as_dict()
     complete(name, values)
     importlib.import_module(commands[name]).run(**values)
-
-
-def _hint(parser: ArgumentParser, words: Sequence[str]) -> str:
-    """Returns a suggestion for the first unknown flag, or an empty text."""
-    text = re.sub(r"-\n\s+", "-", parser.format_help())  # argparse also breaks lines after hyphens
-    known = list(dict.fromkeys(re.findall(r"--[\w-]+", text)))
-    flags = (word.partition("=")[0] for word in itertools.takewhile("--".__ne__, words))
-    unknown = [flag for flag in flags if flag.startswith("--") and flag not in known]
-    hint = did_you_mean(unknown[0], known) if unknown else ""
-    return f".{hint}" if hint else ""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pipelines import ray_address
+from pipelines.console import ray_address
 from tfdist.errors import LaunchError, MissingError
 
 _LOG = logging.getLogger("tfdist.launch")

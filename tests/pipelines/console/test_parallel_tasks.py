@@ -58,7 +58,7 @@ def test_dead_worker_is_reported() -> None:
 
 PROGRAM = """
 from pipelines.console.parallel_tasks import run
-from pipelines.quiet import quieten_tensorflow
+from pipelines.console.quiet import quieten_tensorflow
 
 if __name__ == "__main__":
     quieten_tensorflow()

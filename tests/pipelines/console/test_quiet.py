@@ -11,7 +11,7 @@ import pytest
 from tests.support import ROOT, starting
 
 PROGRAM = """
-from pipelines.quiet import quieten_tensorflow
+from pipelines.console.quiet import quieten_tensorflow
 quieten_tensorflow()
 import os, tensorflow
 os.write(2, b"and after")

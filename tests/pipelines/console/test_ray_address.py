@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import ray_address
+from pipelines.console import ray_address
 
 
 @pytest.fixture
