@@ -245,7 +245,7 @@ def _prepare(contender: str, devices: int) -> Callable[[int, int], dict[str, Any
         units = width(weights, layers)
         trainer = Trainer(functools.partial(network, units, layers), strategy)
         data = batches(units)
-        with traffic.counted(strategy.num_workers) as sent:
+        with traffic.counted(strategy.group.size) as sent:
             trainer.fit(data, steps_per_epoch=1, verbose=0)
             before = sent.num_bytes()
             tf.config.experimental.reset_memory_stats("CPU:0")

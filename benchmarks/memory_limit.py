@@ -128,6 +128,6 @@ def _prepare(contender: str, megabytes: int | None) -> Callable[[int, int], tupl
         except OutOfMemoryError as error:
             return (str(error),)
         found = trainer.model.get_weights()  # gathers, so every process calls it
-        return "", history.history["loss"][-1], tuple(found if strategy.is_chief else ())
+        return "", history.history["loss"][-1], tuple(found if strategy.group.is_chief else ())
 
     return answer

@@ -40,7 +40,7 @@ def run_explicitly() -> None:
     # 1. TF_CONFIG, which the launcher sets, lists the workers and the rank of this one. They
     #    connect here, before anything else that uses TensorFlow.
     strategy = tfdist.strategies.create("multi_worker")
-    print(f"rank {strategy.rank} of {strategy.num_workers}, {strategy.num_replicas} replicas")
+    print(f"rank {tfdist.rank()} of {tfdist.size()}, {strategy.num_replicas} replicas")
 
     # 2. The global batch is split over all workers, and scaled with their number.
     config = TrainConfig(
@@ -63,11 +63,11 @@ def run_explicitly() -> None:
         data,
         epochs=config.epochs,
         validation_data=held_out,
-        verbose=2 if strategy.is_chief else 0,
+        verbose=2 if tfdist.is_chief() else 0,
     )
 
     # 6. Only the chief writes, because the weights of all workers are bitwise identical.
-    if strategy.is_chief:
+    if tfdist.is_chief():
         trainer.model.save("multi_worker_basics.keras")
 
 

@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     fit = train(trainer)
     with recorded_calls() as called:
         fit()
-    if not trainer.strategy.is_chief:
+    if not trainer.strategy.group.is_chief:
         return 0
     in_files = in_functions = 0
     for name, functions in sorted(of_product(called).items()):

@@ -65,7 +65,7 @@ def on_all_workers(method: Method) -> Method:
             streams.guarded(),
             self.strategy.translate_errors(),
             self._watchdog.watching(method.__name__),
-            interrupts.deferred(lambda signal: int(self.strategy.gather([signal]).max())),
+            interrupts.deferred(lambda signal: int(self.strategy.group.gather([signal]).max())),
             remat_of_layers.exact_remat(),
             self.strategy.patched_keras(),
         ):
@@ -193,7 +193,7 @@ class Trainer:
         self.remat = remat
         self.checkpoints, self._num_fits = checkpoints, 0
         self._skip_used_data: Callable[[], None] = lambda: None
-        self._watchdog = Watchdog(strategy, watchdog_seconds)
+        self._watchdog = Watchdog(strategy.group, watchdog_seconds)
         with strategy.translate_errors():
             with remat_of_layers.exact_remat():
                 self.model = create.create(build_model, strategy, precision, loss_scale)
@@ -422,7 +422,7 @@ class Trainer:
             >>> tfdist.Trainer(build_model, devices=2).is_chief
             True
         """
-        return self.strategy.is_chief
+        return self.strategy.group.is_chief
 
     def print(self, *values: object, **options: Any) -> None:
         """Prints on rank 0 only. Arguments are as for the built-in `print`.
@@ -442,7 +442,7 @@ class Trainer:
             >>> trainer = tfdist.Trainer(build_model, devices=2)
             >>> trainer.wait_for_everyone()
         """
-        self.strategy.barrier()
+        self.strategy.group.barrier()
 
     def describe(self) -> dict[str, str]:
         """Returns the rows of the start-up table. After this call, `fit` prints no warning.
@@ -511,7 +511,7 @@ class Trainer:
         history: bool = True,
     ) -> keras.callbacks.CallbackList:
         """Returns Keras's container of callbacks, with a progress bar unless `verbose=0`."""
-        progress = ProgressBar(self.stats) if verbose and self.strategy.is_chief else None
+        progress = ProgressBar(self.stats) if verbose and self.strategy.group.is_chief else None
         return create_callback_list(
             callbacks, progress, self.strategy,
             model=self.model, verbose=verbose, epochs=epochs, steps=steps, add_history=history,

@@ -30,42 +30,42 @@ def _fit(strategy: Strategy, make: Callable[[], keras.Model] = build, **options:
 
 def _middle_rows(strategy: Strategy) -> None:
     """Each batch begins and ends with the same rows on both ranks."""
-    order = [0, 3, 2, 1, 4] if strategy.rank else [0, 1, 2, 3, 4]
+    order = [0, 3, 2, 1, 4] if strategy.group.rank else [0, 1, 2, 3, 4]
     rows = [5 * batch + i for batch in range(3) for i in order]
     Trainer(build, strategy).fit(X[rows], Y[rows], **_FIT)
 
 
 def _momentum(strategy: Strategy) -> None:
-    momentum = 0.5 if strategy.rank else 0.9
+    momentum = 0.5 if strategy.group.rank else 0.9
     _fit(strategy, lambda: build(keras.optimizers.SGD(0.1, momentum=momentum)))
 
 
 def _activation(strategy: Strategy) -> None:
-    _fit(strategy, lambda: compiled(mlp(activation="relu" if strategy.rank else "tanh")))
+    _fit(strategy, lambda: compiled(mlp(activation="relu" if strategy.group.rank else "tanh")))
 
 
 def _loss(strategy: Strategy) -> None:
     """Of the same name, and with other code."""
-    factor = (lambda y: 3 * y) if strategy.rank else (lambda y: y)
+    factor = (lambda y: 3 * y) if strategy.group.rank else (lambda y: y)
     _fit(strategy, lambda: build(loss=lambda y, found: keras.ops.square(factor(y) - found)))
 
 
 def _rate_by_batch(strategy: Strategy) -> None:
     def set_rate(batch: int, logs: Any) -> None:
-        callback.model.optimizer.learning_rate = 0.05 if strategy.rank else 0.1
+        callback.model.optimizer.learning_rate = 0.05 if strategy.group.rank else 0.1
 
     callback = keras.callbacks.LambdaCallback(on_train_batch_begin=set_rate)
     _fit(strategy, callbacks=[callback])
 
 
 def _rate_by_epoch(strategy: Strategy) -> None:
-    rate = 0.05 if strategy.rank else 0.1
+    rate = 0.05 if strategy.group.rank else 0.1
     _fit(strategy, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: rate)])
 
 
 def _weights(strategy: Strategy) -> None:
     def edit(batch: int, logs: Any) -> None:
-        if strategy.rank and batch == 1:
+        if strategy.group.rank and batch == 1:
             weight = callback.model.layers[0].kernel
             weight.assign(weight + 1.0)
 
@@ -76,7 +76,7 @@ def _weights(strategy: Strategy) -> None:
 def _weights_by_hand(strategy: Strategy) -> None:
     trainer = Trainer(build, strategy)
     trainer.fit(X, Y, **_FIT)
-    if strategy.rank:
+    if strategy.group.rank:
         weight = trainer.model.layers[0].kernel
         weight.assign(weight + 1.0)
     trainer.fit(X, Y, **_FIT)

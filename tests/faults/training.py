@@ -125,13 +125,13 @@ def train(variant: str, folder: Path, report: Report) -> None:
             validation_data=(ROWS[:8], NUMBERS[:8]), validation_batch_size=BATCH_SIZE,
             callbacks=[Reporter(report)],
         ).history  # fmt: skip
-    if trainer.strategy.is_chief:
+    if trainer.strategy.group.is_chief:
         model = trainer.model
         values = [np.asarray(v.value) for v in model.variables + model.optimizer.variables]
         np.savez(folder / "half.npz", *values)
         (folder / "history.json").write_text(json.dumps(history))
         (folder / "half.npz").replace(folder / "weights.npz")
-    trainer.strategy.barrier()  # the chief reads the shards of the others
+    trainer.strategy.group.barrier()  # the chief reads the shards of the others
 
 
 @contextmanager

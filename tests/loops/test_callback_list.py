@@ -14,10 +14,10 @@ from tfdist.loops.callbacks import create_callback_list
 
 
 class Worker:
-    """A worker whose group gathers identical numbers from all ranks."""
+    """A strategy whose group gathers identical numbers from all ranks."""
 
     def __init__(self, rank: int, num_workers: int = 2) -> None:
-        self.is_chief = rank == 0
+        self.group, self.is_chief = self, rank == 0
         self._num_workers = num_workers
 
     def gather(self, numbers: list[float]) -> np.ndarray:

@@ -10,17 +10,17 @@ import pytest
 
 from tests.support.training import X, Y, build
 from tfdist.errors import DataError, Preempted
+from tfdist.groups.base import LocalGroup
 from tfdist.loops import epoch, interrupts
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import Call, Observer, Throughput
 from tfdist.loops.steps_per_call import StepsPerCall
-from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.strategies.one_device import OneDevice
 
 
-class WithAnother(OneDevice):
-    """One device, and a simulated second worker.
+class WithAnother(LocalGroup):
+    """The group of this process and a simulated second worker.
 
     Args:
         rank: Rank of this worker.
@@ -29,7 +29,7 @@ class WithAnother(OneDevice):
 
     def __init__(self, rank: int = 0, **other: float) -> None:
         super().__init__()
-        self.group.rank = rank
+        self.rank = rank
         self._other = [other.get(name) for name in ("num_steps", "stopped", "checksum", "pending")]
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
@@ -37,6 +37,13 @@ class WithAnother(OneDevice):
         others = [mine if other is None else other for other, mine in pairs]
         rows = [numbers, others] if self.rank == 0 else [others, numbers]
         return np.asarray(rows, np.float64)
+
+
+def another(**options: Any) -> OneDevice:
+    """Returns a strategy of one device whose group is `WithAnother`."""
+    strategy = OneDevice()
+    strategy.group = WithAnother(**options)
+    return strategy
 
 
 class Listener(Observer):
@@ -61,7 +68,7 @@ class Stop(Observer):
 
 
 def run(
-    strategy: Strategy, *observers: Observer, steps_per_call: int = 1, **options: int
+    strategy: OneDevice, *observers: Observer, steps_per_call: int = 1, **options: int
 ) -> list[int]:
     """Runs an epoch of three batches, and returns the number of steps of each call."""
     step_counts: list[int] = []
@@ -89,24 +96,24 @@ def test_observer_stops_the_epoch() -> None:
 
 
 def test_another_worker_stops_the_epoch() -> None:
-    assert run(WithAnother(stopped=True)) == [1]
+    assert run(another(stopped=True)) == [1]
 
 
 def test_rank_0_chooses_the_number_of_steps() -> None:
-    assert run(WithAnother(rank=1, num_steps=2)) == [1, 2]
-    assert run(WithAnother(rank=0, num_steps=2)) == [1, 1, 1]
+    assert run(another(rank=1, num_steps=2)) == [1, 2]
+    assert run(another(rank=0, num_steps=2)) == [1, 1, 1]
 
 
 def test_interrupt_of_another_worker_raises() -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(WithAnother(pending=2))
+        run(another(pending=2))
     with pytest.raises(Preempted):
-        run(WithAnother(pending=3))
+        run(another(pending=3))
 
 
 def test_time_limit_of_another_worker_raises() -> None:
     with pytest.raises(interrupts.TimeIsUp):
-        run(WithAnother(pending=1))
+        run(another(pending=1))
 
 
 def test_time_limit_raises_after_a_call() -> None:
@@ -120,7 +127,7 @@ def test_time_limit_raises_after_a_call() -> None:
 
 def test_different_batches_on_workers_raise() -> None:
     with pytest.raises(DataError, match=r"Up to step 1, rank 1 got different batches from rank 0"):
-        run(WithAnother(checksum=7))
+        run(another(checksum=7))
 
 
 def timed_call(num_rows: int, waited: float, seconds: float) -> Call:

@@ -69,7 +69,7 @@ def errors(
 
     def on(rank: int) -> str:
         model, group = models[rank], Threads(rank, barrier, rows)
-        strategy: Any = SimpleNamespace(group=group, gather=group.gather)
+        strategy: Any = SimpleNamespace(group=group)
         states = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
         functions: Any = SimpleNamespace(variables=lambda: {"all": model.variables + states})
         checks = RankChecks(model, strategy, functions, modes[rank], {"remat": "none"})
@@ -243,7 +243,7 @@ def call_once(checks: RankChecks, change: Callable[[], Any] | None = None) -> No
     if change:
         change()
     checks.end_call(_CALL)
-    checks.compare(checks._strategy.gather(checks.columns(_CALL.result)))
+    checks.compare(checks._strategy.group.gather(checks.columns(_CALL.result)))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +352,7 @@ def test_rank_0_decides_when_variables_are_compared() -> None:
             before = checks._agreed_at
             checks.begin_call(step)
             checks.end_call(_CALL._replace(last_step=step, seconds=seconds))
-            checks.compare(checks._strategy.gather(checks.columns(_CALL.result)))
+            checks.compare(checks._strategy.group.gather(checks.columns(_CALL.result)))
             compared[rank].append(checks._agreed_at != before)
 
     assert errors([build, build], act) == ["", ""]

@@ -58,41 +58,43 @@ def stops_on_one_rank(strategy: Strategy) -> np.ndarray:
     """Returns the number of epochs if a callback of rank 1 alone stops after the first."""
 
     def stop(epoch: int, logs: Any) -> None:
-        trainer.model.stop_training = strategy.rank == 1
+        trainer.model.stop_training = strategy.group.rank == 1
 
     trainer = Trainer(build, strategy)
     history = trainer.fit(
         X, Y, epochs=3, verbose=0, callbacks=keras.callbacks.LambdaCallback(on_epoch_end=stop)
     )
-    return strategy.gather([len(history.epoch)])
+    return strategy.group.gather([len(history.epoch)])
 
 
 def stops_predicting_on_one_rank(strategy: Strategy) -> np.ndarray:
     """Returns the number of predicted rows if a callback of rank 1 stops after the first batch."""
 
     def stop(batch: int, logs: Any) -> None:
-        trainer.model.stop_predicting = strategy.rank == 1
+        trainer.model.stop_predicting = strategy.group.rank == 1
 
     trainer = Trainer(build, strategy)
     callback = keras.callbacks.LambdaCallback(on_predict_batch_end=stop)
-    return strategy.gather([len(trainer.predict(X, batch_size=4, verbose=0, callbacks=callback))])
+    return strategy.group.gather(
+        [len(trainer.predict(X, batch_size=4, verbose=0, callbacks=callback))]
+    )
 
 
 def learning_rate_of_rank_0(strategy: Strategy) -> np.ndarray:
     """Returns the learning rates if each rank's callback sets a different one."""
 
     def set_rate(epoch: int, logs: Any) -> None:
-        trainer.model.optimizer.learning_rate = 0.25 + strategy.rank
+        trainer.model.optimizer.learning_rate = 0.25 + strategy.group.rank
 
     trainer = Trainer(build, strategy)
     callback = keras.callbacks.LambdaCallback(on_epoch_end=set_rate)
     trainer.fit(X, Y, epochs=2, verbose=0, callbacks=callback)
-    return strategy.gather([float(trainer.model.optimizer.learning_rate.numpy())])
+    return strategy.group.gather([float(trainer.model.optimizer.learning_rate.numpy())])
 
 
 def different_data_raise(strategy: Strategy) -> dict[str, str]:
     """Returns the errors of a rank whose batches have their middle rows in another order."""
-    order = [0, *range(13, 0, -1), 14] if strategy.rank else list(range(15))
+    order = [0, *range(13, 0, -1), 14] if strategy.group.rank else list(range(15))
 
     def fit(check_data: CheckData) -> None:
         trainer = Trainer(build, strategy, check_data=check_data)
@@ -113,7 +115,7 @@ def error_of(call: Callable[[], Any]) -> str:
 def unseeded_shuffles_agree(strategy: Strategy) -> np.ndarray:
     """Returns losses for data that Keras shuffles when no seed is set."""
     history = Trainer(build, strategy).fit(X, Y, batch_size=4, epochs=3, verbose=0)
-    return strategy.gather(history.history["loss"])
+    return strategy.group.gather(history.history["loss"])
 
 
 def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
@@ -121,14 +123,14 @@ def weights_of_rank_0(strategy: Strategy) -> np.ndarray:
 
     def build_model() -> keras.Model:
         model = build()
-        model.set_weights([w + strategy.rank for w in model.get_weights()])
+        model.set_weights([w + strategy.group.rank for w in model.get_weights()])
         return model
 
     evaluating, predicting = Trainer(build_model, strategy), Trainer(build_model, strategy)
     evaluating.evaluate(X, Y, verbose=0)
     predicting.predict(X, verbose=0)
     weights = evaluating.model.get_weights() + predicting.model.get_weights()
-    return strategy.gather(np.concatenate([w.ravel() for w in weights]))
+    return strategy.group.gather(np.concatenate([w.ravel() for w in weights]))
 
 
 def uneven_data(strategy: Strategy) -> list[np.ndarray]:
@@ -160,7 +162,7 @@ def uneven_data_options(strategy: Strategy) -> dict[str, Any]:
         Trainer(build, strategy).fit(rank_data, verbose=0)
         Trainer(build, strategy).fit(lambda context: of_known_length(context).take(2), verbose=0)
     return {
-        "steps": strategy.gather([n for rows_of_batch in steps for n in rows_of_batch]),
+        "steps": strategy.group.gather([n for rows_of_batch in steps for n in rows_of_batch]),
         "warnings": [str(w.message) for w in caught if "batches in epoch" in str(w.message)],
         "errors": [refused(rank_data), refused(of_known_length)],
     }
@@ -171,7 +173,7 @@ def predicts_every_row(strategy: Strategy) -> float:
     trainer = Trainer(build, strategy)
     predicted = trainer.predict(X, batch_size=4, verbose=0)
     differences = np.abs(predicted - np.asarray(trainer.model(X)))
-    return float(strategy.gather([differences.max()]).max())
+    return float(strategy.group.gather([differences.max()]).max())
 
 
 class EveryKind(keras.Sequential):
@@ -205,7 +207,7 @@ def predicts_every_kind(strategy: Strategy) -> np.ndarray:
         *(np.array_equal(found[name], wanted[name]) for name in wanted),
         *(found[name].dtype == wanted[name].dtype for name in wanted),
     ]
-    return strategy.gather(same)
+    return strategy.group.gather(same)
 
 
 def predicts_rank_data(strategy: Strategy) -> float:
@@ -215,21 +217,21 @@ def predicts_rank_data(strategy: Strategy) -> float:
     batches = zip_longest(rank_rows(0), rank_rows(1), fillvalue=slice(0))
     whole = np.concatenate([X[rows_of_batch] for batch in batches for rows_of_batch in batch])
     differences = np.abs(predicted - np.asarray(trainer.model(whole)))
-    return float(strategy.gather([differences.max()]).max())
+    return float(strategy.group.gather([differences.max()]).max())
 
 
 def model_edits_on_all_ranks(strategy: Strategy) -> np.ndarray:
     """Returns one if each rank's model behaves like a Keras model; otherwise raises."""
     with tempfile.TemporaryDirectory() as folder:
         model_edits.assert_matches_keras(Trainer(model_edits.build, strategy), Path(folder))
-    return strategy.gather([1.0])
+    return strategy.group.gather([1.0])
 
 
 def public_names(strategy: Strategy) -> np.ndarray:
     """Returns rank and size from the public functions, before and after a barrier."""
     before = [tfdist.rank(), tfdist.size(), tfdist.is_chief()]
     tfdist.barrier()
-    return strategy.gather([*before, tfdist.rank()])
+    return strategy.group.gather([*before, tfdist.rank()])
 
 
 SCENARIOS: list[Callable[[Strategy], Any]] = [

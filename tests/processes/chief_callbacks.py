@@ -70,11 +70,11 @@ def _two_trainings(strategy: Strategy, folder: Path) -> dict[str, Any]:
     epochs = resumed.fit(**FIT, epochs=3, callbacks=[backup()]).epoch
     return {
         "files": files,
-        "num_files": strategy.gather([len(files)]),
+        "num_files": strategy.group.gather([len(files)]),
         "rows": len((folder / "log.csv").read_text().splitlines()) - 1 if files else None,
-        "first_epoch": strategy.gather(_weights(trainer.model)),
-        "resumed_epochs": strategy.gather([epochs[0], len(epochs)]),
-        "resumed": strategy.gather(_weights(resumed.model)),
+        "first_epoch": strategy.group.gather(_weights(trainer.model)),
+        "resumed_epochs": strategy.group.gather([epochs[0], len(epochs)]),
+        "resumed": strategy.group.gather(_weights(resumed.model)),
     }
 
 
@@ -92,7 +92,7 @@ def sees_every_batch(strategy: Strategy) -> np.ndarray:
     trainer, counter = Trainer(momentum, strategy), CountsBatches()
     for callbacks in ([], [counter]):
         trainer.fit(**FIT, epochs=3, callbacks=callbacks)
-    return strategy.gather([counter.count])
+    return strategy.group.gather([counter.count])
 
 
 def plain(epochs: int) -> np.ndarray:

@@ -33,7 +33,7 @@ def run(shared: str, bucket: str) -> dict[str, Any]:
     found: dict[str, Any] = {"folders": {}, "failures": {}}
     for folder in (shared, bucket):
         _fit(strategy, folder)
-        found["folders"][folder] = _sizes(folder) if strategy.is_chief else {}
+        found["folders"][folder] = _sizes(folder) if strategy.group.is_chief else {}
     found["resumed"] = _resume(f"{shared}-resumed")
     found["by time"] = _num_saved_by_the_clock_of_rank_0(strategy, f"{shared}-by-time")
     for name, failing in {"first": {0}, "last": {2}, "last twice": {2, 3}}.items():
@@ -81,7 +81,7 @@ def _sizes(folder: str) -> dict[str, int]:
 
 def _num_saved_by_the_clock_of_rank_0(strategy: Strategy, folder: str) -> int:
     """Returns the number of checkpoints if each call is due on rank 0, none on rank 1."""
-    with mock.patch.object(tfdist.Checkpoints, "seconds", 3600.0 if strategy.rank else 1e-9):
+    with mock.patch.object(tfdist.Checkpoints, "seconds", 3600.0 if strategy.group.rank else 1e-9):
         _fit(strategy, folder, "1h")
     return len(store_at(folder).places())
 
@@ -97,7 +97,7 @@ def _fit_with_failures(strategy: Strategy, folder: str, failing: set[int]) -> tu
     def write_part(target: Target, packed: Packed, save: JointSave) -> Any:
         nonlocal num_saves
         num_saves += 1
-        if strategy.rank == 1 and num_saves - 1 in failing:
+        if strategy.group.rank == 1 and num_saves - 1 in failing:
             raise OSError("the disk is full")
         return write(target, packed, save)
 
@@ -109,7 +109,7 @@ def _fit_with_failures(strategy: Strategy, folder: str, failing: set[int]) -> tu
             _fit(strategy, folder)
         except ConfigurationError as error:
             lines.write(f"error: {error}")
-    strategy.barrier()
+    strategy.group.barrier()
     left = [path.name for path in Path(folder).glob(".writing-*")]
     assert not left or failing == {2, 3}, left
     return lines.getvalue(), [place.epoch for place in store_at(folder).places()]
@@ -120,7 +120,7 @@ def _in_folders_of_two_hosts(strategy: Strategy, folder: str) -> tuple[str, int]
 
     The training is resumed once.
     """
-    own = f"{folder}-host-{strategy.rank}"
+    own = f"{folder}-host-{strategy.group.rank}"
     with contextlib.redirect_stderr(io.StringIO()) as lines:
         for epochs in (NUM_EPOCHS, NUM_EPOCHS + 1):
             _fit(strategy, own, epochs=epochs)

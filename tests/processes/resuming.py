@@ -35,15 +35,15 @@ def stops_and_resumes(strategy: Strategy) -> dict[str, Any]:
         reference = _train(strategy, folder / "reference")
         interrupted = 0
         try:
-            _train(strategy, folder / "stopped", "train 5" if strategy.rank else "")
+            _train(strategy, folder / "stopped", "train 5" if strategy.group.rank else "")
         except KeyboardInterrupt:
             interrupted = 1
         resumed = _train(strategy, folder / "stopped")
         return {
             "reference": reference,
             "resumed": resumed,
-            "interrupted": strategy.gather([interrupted]),
-            "num_files": strategy.gather([len(list(folder.glob("*/*/manifest.json")))]),
+            "interrupted": strategy.group.gather([interrupted]),
+            "num_files": strategy.group.gather([len(list(folder.glob("*/*/manifest.json")))]),
         }
 
 

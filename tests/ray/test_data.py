@@ -57,7 +57,7 @@ def test_training_equals_one_device_on_the_same_batches(rows: dict[str, np.ndarr
         batches = numbers(trainer.strategy.input_context())
         epochs = [np.concatenate(list(batches.as_numpy_iterator())) for _ in range(2)]
         own = [np.bincount(epoch, minlength=NUM_ROWS) for epoch in epochs]
-        counts = trainer.strategy.gather(np.concatenate(own)).sum(0)
+        counts = trainer.strategy.group.gather(np.concatenate(own)).sum(0)
         return counts.tolist(), not np.array_equal(*epochs), trainer.model.get_weights()
 
     items = [{name: column[row] for name, column in rows.items()} for row in range(NUM_ROWS)]

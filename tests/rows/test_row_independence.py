@@ -105,7 +105,7 @@ def test_row_by_row_models_are_not_reported(name: str, training: bool) -> None:
 def test_all_ranks_decide_alike() -> None:
     """Although other ranks than 0 have a model whose methods do not write files."""
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
-    write_on_chief_only(model, Mock(is_chief=False, rank=1))
+    write_on_chief_only(model, Mock(group=Mock(is_chief=False, rank=1)))
     assert has_only_row_by_row_layers(model)
 
 

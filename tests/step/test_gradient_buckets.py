@@ -127,8 +127,8 @@ def test_horovod_buckets_wait_only_for_their_gradients() -> None:
 def _create_bucket_sums() -> Any:
     """Returns a function that sums the same gradients repeatedly, and counts distinct results."""
     strategy = strategies.create("horovod", bucket_mb=1e-6)
-    assert not strategy.buckets_wait
-    random = np.random.default_rng(strategy.rank)
+    assert not strategy.group.sums_in_order
+    random = np.random.default_rng(strategy.group.rank)
     gradients = {
         i: tf.constant(random.random(n, np.float32)) for i, n in enumerate(range(1000, 20_000, 500))
     }

@@ -16,12 +16,12 @@ from tfdist.strategies.one_device import OneDevice
 
 def test_single_process_communicates_with_itself() -> None:
     alone = OneDevice()
-    np.testing.assert_array_equal(alone.gather([3.0, 4.0]), [[3.0, 4.0]])
-    assert alone.broadcast_text("a folder") == "a folder"
-    assert not alone.stops_together
+    np.testing.assert_array_equal(alone.group.gather([3.0, 4.0]), [[3.0, 4.0]])
+    assert alone.group.broadcast_text("a folder") == "a folder"
+    assert alone.group.is_chief
     context = alone.input_context()
     assert (context.num_input_pipelines, context.num_replicas_in_sync) == (1, 1)
-    alone.barrier()
+    alone.group.barrier()
 
 
 def test_strategy_without_all_reduce_cannot_be_created() -> None:
@@ -49,12 +49,12 @@ def test_process_group_multiplies_the_replicas() -> None:
 
     exchanged: list[Sequence[float]] = []
     strategy = OneDevice("CPU:0", Second())
-    assert (strategy.num_replicas, strategy.first_replica, strategy.rank) == (3, 1, 1)
-    assert not strategy.is_chief
-    assert strategy.stops_together
+    assert (strategy.num_replicas, strategy.first_replica, strategy.group.rank) == (3, 1, 1)
+    assert not strategy.group.is_chief
+    assert strategy.group.size > 1
     element = strategy.split(tf.range(7), own_rows=False)
     assert int(element.num_rows) == 7
     assert element.shares[0].rows.numpy().tolist() == [2, 3]
     exchanged.clear()
-    strategy.barrier()
+    strategy.group.barrier()
     assert exchanged, "the barrier did not wait for the other processes"

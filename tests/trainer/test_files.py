@@ -125,7 +125,7 @@ def test_other_ranks_write_no_files(tmp_path: Path, capsys: pytest.CaptureFixtur
     """Also not those of a model within the model."""
     backbone = Backbone([keras.layers.Dense(2)])
     model = keras.Sequential([keras.Input((4,)), backbone])
-    write_on_chief_only(model, Mock(is_chief=False, rank=1))
+    write_on_chief_only(model, Mock(group=Mock(is_chief=False, rank=1)))
     model.save(tmp_path / "all.keras")
     backbone.save_weights(tmp_path / "backbone.weights.h5")
     backbone.save_lora_weights(tmp_path / "adapter.lora.h5")

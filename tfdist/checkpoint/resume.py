@@ -116,7 +116,7 @@ def _choose(
         return None
     path, text = json.loads(sent)
     arrays = packed.arrays
-    if strategy.num_workers > 1:  # state of a process, such as an iterator's, cannot be broadcast
+    if strategy.group.size > 1:  # state of a process, such as an iterator's, cannot be broadcast
         arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
     packed = Packed(text, strategy.group.broadcast_arrays(arrays))
     return path, Snapshot.unpacked(packed, path, own.shards)

@@ -125,7 +125,7 @@ def capture_gradient_sums(
     all replicas is saved. All workers must call this function together.
     """
     values = [[variable.numpy() for variable in replica_sums] for replica_sums in sums]
-    return values if strategy.num_workers == 1 else [strategy.group.sum_arrays(_total(values))]
+    return values if strategy.group.size == 1 else [strategy.group.sum_arrays(_total(values))]
 
 
 def restore_gradient_sums(
@@ -141,10 +141,10 @@ def restore_gradient_sums(
         sums: The accumulation variables of this worker's replicas.
         saved: The gradients of all replicas when the checkpoint was saved.
     """
-    if strategy.num_workers > 1 or len(saved) != len(sums):
+    if strategy.group.size > 1 or len(saved) != len(sums):
         total = _total(saved)
         zeros = [np.zeros_like(value) for value in total]
-        first = zeros if strategy.rank else total
+        first = zeros if strategy.group.rank else total
         saved = [first, *[zeros] * (len(sums) - 1)]
     for replica_sums, values in zip(sums, saved, strict=True):
         for variable, value in zip(replica_sums, values, strict=True):

@@ -91,7 +91,7 @@ class CustomStep:
             built = BuiltStep(self.variables, built.logs)
             step = getattr(model, self._name)
             self._plan = infer_reductions(model, built, step, self._scalings, first_batch())
-        digests = strategy.gather([self._plan.digest()])
+        digests = strategy.group.gather([self._plan.digest()])
         reason = self._plan.full_batch_reason
         if reason is None and (digests != digests[0]).any():
             reason = "another worker infers other reductions"

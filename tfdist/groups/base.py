@@ -193,6 +193,11 @@ class ProcessGroup(ABC):
 
     # ---- information ----
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
     def describe(self) -> dict[str, str]:
         """Returns rows for the start-up table."""
         return {}

@@ -47,13 +47,13 @@ def create_callback_list(
     container = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
     given = container.callbacks if container else keras.tree.flatten(callbacks) if callbacks else []
     for_chief = [c for c in given if is_chief_only(c)]
-    found = strategy.gather([bool(for_chief), any(may_change_model(c) for c in for_chief)])
+    found = strategy.group.gather([bool(for_chief), any(may_change_model(c) for c in for_chief)])
     several = len(found) > 1
     if container:
         if not (several and found[:, 0].any()):
             return container
         progress, options = None, container.params | {"model": options["model"]}
-    active = [c for c in given if strategy.is_chief or c not in for_chief]
+    active = [c for c in given if strategy.group.is_chief or c not in for_chief]
     if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in active):
         active.append(progress)
     if several and found[:, 1].any():
@@ -73,7 +73,9 @@ class _Shared(keras.callbacks.CallbackList):
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self._sync_copies()
-        epoch = int(self._strategy.gather([keras_training.initial_epoch(self.model, 0)])[0, 0])
+        epoch = int(
+            self._strategy.group.gather([keras_training.initial_epoch(self.model, 0)])[0, 0]
+        )
         keras_training.set_initial_epoch(self.model, epoch)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:

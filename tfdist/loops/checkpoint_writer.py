@@ -81,11 +81,11 @@ class CheckpointWriter:
                 joint_save.put_text(target, Path(name), save.report_name(save.rank), "{}")
         except (OSError, pipelines.DataError):
             pass  # rank 0 does not find the file
-        self._strategy.barrier()
+        self._strategy.group.barrier()
         missing: list[int] = []
-        if self._strategy.is_chief:
+        if self._strategy.group.is_chief:
             missing = [rank for rank in ranks if target.read(save.report_name(rank)) is None]
-        num_missing = int(self._strategy.gather([len(missing)])[0, 0])
+        num_missing = int(self._strategy.group.gather([len(missing)])[0, 0])
         target.discard()
         self.is_joint = not num_missing
         if missing:
@@ -130,7 +130,7 @@ class CheckpointWriter:
             ends = job is None or is_last
             say(f"{line}{'' if ends else 'Training continues. '}Earlier checkpoints are intact.")
         # The other workers do not learn whether the chief's write succeeds.
-        self._has_submitted |= job is not None or not self._strategy.is_chief
+        self._has_submitted |= job is not None or not self._strategy.group.is_chief
         if job is None:
             return
         if not self.is_joint:
@@ -166,7 +166,7 @@ class CheckpointWriter:
             "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "strategy": strategy.name,
             "replicas": strategy.num_replicas,
-            "workers": strategy.num_workers,
+            "workers": strategy.group.size,
             "versions": versions(),
             "configuration": dict(self._settings.configuration),
         }
@@ -216,13 +216,13 @@ class CheckpointWriter:
         if save is None:
             self._writer.wait()
             return
-        error = None if self._strategy.is_chief else self._error()
-        failed = np.flatnonzero(self._strategy.gather([error is not None]))
-        if self._strategy.is_chief:
+        error = None if self._strategy.group.is_chief else self._error()
+        failed = np.flatnonzero(self._strategy.group.gather([error is not None]))
+        if self._strategy.group.is_chief:
             save.deadline = 0.0 if len(failed) else save.deadline
             error = self._error()
-        has_chief_failed = bool(self._strategy.gather([error is not None])[0, 0])
-        if error is not None and not (self._strategy.is_chief and len(failed)):
+        has_chief_failed = bool(self._strategy.group.gather([error is not None])[0, 0])
+        if error is not None and not (self._strategy.group.is_chief and len(failed)):
             raise error
         if len(failed) or has_chief_failed:
             rank = failed[0] if len(failed) else 0

@@ -73,7 +73,7 @@ class Checkpointing(CheckpointHooks):
         self.progress = Progress(**self._saved.state["progress"])
         self._restore(self._saved)
         self._state.before_training(self._saved)
-        if self._strategy.is_chief:
+        if self._strategy.group.is_chief:
             self._report()
         return True
 

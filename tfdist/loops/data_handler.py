@@ -113,7 +113,7 @@ class DataHandler:
         if not self.own_rows:
             return None
         size = self._adapter.num_batches
-        sizes = strategy.gather([-1 if size is None else size])[:, 0].astype(int).tolist()
+        sizes = strategy.group.gather([-1 if size is None else size])[:, 0].astype(int).tolist()
         return sizes if min(sizes) >= 0 else None
 
     def _num_batches_of_all(self, uneven_data: UnevenData) -> int | None:
@@ -191,7 +191,7 @@ class DataHandler:
         taken = self._taken + (step if self._in_epoch else 0)
         batch = taken if within_pass else 0
         state = None
-        if within_pass and self._strategy.num_workers == 1:
+        if within_pass and self._strategy.group.size == 1:
             state = self._order.state_of(self._iterator)
         position = {
             "pass": self._pass,

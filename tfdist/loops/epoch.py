@@ -244,7 +244,7 @@ class OuterLoop:
             data: The data of the loop.
         """
         every_batch = any(wants_every_batch(c, loop) for c in callbacks.callbacks)
-        all_workers = self.strategy.gather([self.cache.known(loop, data), every_batch])
+        all_workers = self.strategy.group.gather([self.cache.known(loop, data), every_batch])
         return StepsPerCall(
             self.steps_per_call,
             self.model,
@@ -337,7 +337,7 @@ def run(
         # The clock of rank 0, and callbacks and signals of any worker, decide for all workers.
         state = [per_call.num_steps, stopped, result.checksum, interrupts.pending()]
         columns = [observer.columns(result) for observer in observers]
-        all_workers = strategy.gather([*state, *itertools.chain.from_iterable(columns)])
+        all_workers = strategy.group.gather([*state, *itertools.chain.from_iterable(columns)])
         check_same_batches(all_workers[:, 2], step)
         first = len(state)
         for observer, numbers in zip(observers, columns, strict=True):

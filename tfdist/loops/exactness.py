@@ -40,7 +40,7 @@ class ExactnessReport:
         Args:
             data: The training data; full batches are exact.
         """
-        if self._is_reported or not self._strategy.is_chief:
+        if self._is_reported or not self._strategy.group.is_chief:
             return
         self._is_reported = True
         if self._is_rebuilt:

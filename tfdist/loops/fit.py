@@ -168,7 +168,7 @@ class Training:
             steps = outer.functions.train(data, per_call.one_by_one)
             if not is_resumed:
                 line = outer.self_check.at_first_use("train", data, steps)
-                if line and report and outer.strategy.is_chief:
+                if line and report and outer.strategy.group.is_chief:
                     tables.text(line)
             logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
             logs = outer.functions.epoch_logs(logs, "train")
@@ -256,7 +256,7 @@ def _synchronize_decisions(model: keras.Model, strategy: Strategy) -> None:
     optimizers = keras_optimizers.optimizers_of(model)
     rates = [keras_optimizers.learning_rate_variable(optimizer) for optimizer in optimizers]
     values = [0.0 if rate is None else float(np.asarray(rate.value)) for rate in rates]
-    all_workers = strategy.gather([model.stop_training, *values])
+    all_workers = strategy.group.gather([model.stop_training, *values])
     model.stop_training = bool(all_workers[:, 0].any())
     for i, (optimizer, rate) in enumerate(zip(optimizers, rates, strict=True)):
         if rate is not None and all_workers[0, i + 1] != values[i]:

@@ -104,7 +104,7 @@ class CompiledFunctions:
         needs_full_batch = self._full_batch_reason(data, "predict") is not None
         self._strategy.place(self._model)
         is_first = not (self._steps or self._outputs.is_traced)
-        if is_first and self._model.compiled and self._strategy.stops_together:
+        if is_first and self._model.compiled and self._strategy.group.size > 1:
             self._strategy.prepare(self._model, optimizers_of(self._model))
         return self._outputs.function(data, needs_full_batch)
 
@@ -352,7 +352,7 @@ class FullBatchMode:
             if not data.own_rows:  # with a dataset per worker, other workers may have data
                 raise
             reason = None
-        found = self._strategy.gather([reason is not None])
+        found = self._strategy.group.gather([reason is not None])
         if reason is None and np.any(found):
             reason = "another worker found rows that depend on each other"
         if reason is not None and reason not in self._reasons.values():

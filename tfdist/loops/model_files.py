@@ -30,13 +30,13 @@ def write_on_chief_only(model: keras.Model, strategy: Strategy) -> None:
     wait for other ranks, because scripts may call them on rank 0 only. To write a file on each
     rank, call `keras.Model.save(model, path)`.
     """
-    if strategy.is_chief:
+    if strategy.group.is_chief:
         return
     for part in flatten_layers(model):
         names = (*_METHODS, *_METHODS_OF_HUB) if isinstance(part, keras.Model) else _METHODS_OF_HUB
         for name in names:
             if hasattr(type(part), name):
-                setattr(part, name, functools.partial(_skip, name, strategy.rank))
+                setattr(part, name, functools.partial(_skip, name, strategy.group.rank))
 
 
 def write_on_all(model: keras.Model) -> None:

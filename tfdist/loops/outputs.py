@@ -93,7 +93,7 @@ class Outputs:
         self._forget_stale()
         local = self._local(data, full_batch)
         # In full-batch mode every worker computes all outputs.
-        is_exchanged = self._strategy.stops_together and not full_batch
+        is_exchanged = self._strategy.group.size > 1 and not full_batch
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, list[Any]]:
             with self._strategy.collective_section():
@@ -127,7 +127,7 @@ class Outputs:
         key = full_batch, data.own_rows
         if key not in self._single:
             self._single[key] = tf.function(of_one, reduce_retracing=True, autograph=False)
-            counts = self._strategy.stops_together
+            counts = self._strategy.group.size > 1
             many = functools.partial(_outputs_of_many, self._single[key], counts)
             self._multiple[key] = tf.function(many, reduce_retracing=True, autograph=False)
         one_by_one = self._batch_by_batch(self._single[key], data)
@@ -174,7 +174,7 @@ class Outputs:
     def _batch_by_batch(self, of_one: Any, data: DataHandler) -> LocalFn:
         """Returns a function that computes batch by batch, until the data ends."""
         # After the end of its data, a worker gets batches without rows until all data ends.
-        ends_without_rows = data.own_rows and self._strategy.stops_together
+        ends_without_rows = data.own_rows and self._strategy.group.size > 1
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
             num_done, num_rows, checksum_sum, outputs = 0, 0, 0, list[Any]()

@@ -111,7 +111,7 @@ class RankChecks(Observer):
         if self._strategy.group.size == 1:
             return
         changes = any(runs_before_batches(c) and may_change_model(c) for c in callbacks)
-        rows = self._strategy.gather([get_args(CheckRanks).index(self._mode), changes])
+        rows = self._strategy.group.gather([get_args(CheckRanks).index(self._mode), changes])
         # If one worker has such a callback, all workers must take part in the all-gathers.
         self._changes_before_calls = bool(rows[:, 1].any())
         if not _are_same(rows[:, 0]):
@@ -124,7 +124,7 @@ class RankChecks(Observer):
             return
         description = configuration.describe(self._model, {**self._options, **options})
         digest = _combined(sorted(description.items()))
-        if _are_same(self._strategy.gather([digest])):
+        if _are_same(self._strategy.group.gather([digest])):
             return
         difference = configuration.first_difference(
             self._strategy.group.gather_objects(description)
@@ -168,7 +168,7 @@ class RankChecks(Observer):
         if not self._is_active or not (self._may_have_changed or self._changes_before_calls):
             return
         self._step, self._may_have_changed = step, False
-        if not _are_same(self._strategy.gather([self._take_hyperparameters()])):
+        if not _are_same(self._strategy.group.gather([self._take_hyperparameters()])):
             self._raise_other_hyperparameters()
 
     def end_call(self, call: Call) -> None:
@@ -206,7 +206,7 @@ class RankChecks(Observer):
         """
         if not self._is_active:
             return
-        if not _are_same(self._strategy.gather([self._take_digest()])):
+        if not _are_same(self._strategy.group.gather([self._take_digest()])):
             self._raise_other_variables()
         self._note_agreement()
 
@@ -284,7 +284,7 @@ class RankChecks(Observer):
         )
 
     def _raise_other_variables(self) -> None:
-        rows = self._strategy.gather(self._digests)
+        rows = self._strategy.group.gather(self._digests)
         unequal = np.flatnonzero((rows != rows[0]).any(0))
         variable = self._variables()[unequal[0]]
         ranks = np.flatnonzero(rows[:, unequal[0]] != rows[0, unequal[0]]).tolist()

@@ -162,7 +162,7 @@ class SelfCheck:
 
     def _reason_against(self, loop: Loop, data: DataHandler) -> str | None:
         """Returns why a loop cannot be compared with one device, the same on all workers."""
-        if data.own_rows and self._strategy.num_workers > 1:
+        if data.own_rows and self._strategy.group.size > 1:
             return "every worker reads its own rows"
         reasons = dict(self._strategy.inexact)
         if loop == "train" and not data.full_batches:
@@ -375,7 +375,7 @@ class SelfCheck:
         return max(_EPSILON.get(layer.compute_dtype, 0.0) for layer in layers) or 2.0**-52
 
     def _any_rank(self, flag: bool) -> bool:
-        return bool(self._strategy.gather([flag]).any())
+        return bool(self._strategy.group.gather([flag]).any())
 
     def _raise_on_all(self, differing: Sequence[Difference]) -> None:
         """Raises an error on all workers if one of them found a difference."""

@@ -101,7 +101,7 @@ class TrainingState:
         accumulation, waiting = self._functions.accumulation, None
         if accumulation is not None and accumulation.has_pending():
             waiting = variables.capture_gradient_sums(self._strategy, accumulation.waiting)
-        snapshot, is_chief = Snapshot(), self._strategy.is_chief
+        snapshot, is_chief = Snapshot(), self._strategy.group.is_chief
         if in_parts:
             variables.capture_parts(self._functions.variables(), snapshot, is_chief)
         if not is_chief:

@@ -56,7 +56,7 @@ class BatchCounts(Observer):
             place: The name of the epoch.
         """
         counts = self._counts if self._data.sizes is None else self._data.sizes
-        if _differ(counts) and self._strategy.is_chief:
+        if _differ(counts) and self._strategy.group.is_chief:
             mode = self._strategy.uneven_data
             numbers = ", ".join(map(str, counts))
             warnings.warn(

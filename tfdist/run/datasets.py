@@ -41,13 +41,13 @@ _STATEFUL = frozenset(
 @contextmanager
 def one_local_rank_at_a_time(strategy: Strategy) -> Iterator[None]:
     """Runs the block on one worker of a host at a time: the first one writes, the others read."""
-    rank = strategy.local_rank
-    num_turns = int(strategy.gather([rank]).max()) + 1
+    rank = strategy.group.local_rank
+    num_turns = int(strategy.group.gather([rank]).max()) + 1
     for _ in range(rank):
-        strategy.barrier()
+        strategy.group.barrier()
     yield
     for _ in range(num_turns - rank):
-        strategy.barrier()
+        strategy.group.barrier()
 
 
 def check_batches(data: Any, function: str, batch_size: int | None) -> None:

@@ -89,7 +89,7 @@ def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> Non
     """
     idle = {
         "sync_batch_norm": (strategy.num_replicas == 1, "with one replica"),
-        "watchdog_seconds": (not strategy.stops_together, "because no process waits for another"),
+        "watchdog_seconds": (strategy.group.size == 1, "because no process waits for another"),
     }
     names = [name for name, (is_idle, _) in idle.items() if is_idle]
     for name in _asked_for(names, config, recipe):

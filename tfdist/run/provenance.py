@@ -33,7 +33,7 @@ def provenance(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str
         "deterministic": config.deterministic,
         "strategy": strategy.name,
         "devices": [*map(connection.short, strategy.devices)],
-        "workers": strategy.num_workers,
+        "workers": strategy.group.size,
         "replicas": strategy.num_replicas,
         "git": {name: git_state(_folder_of(module)) for name, module in sources.items()},
     }

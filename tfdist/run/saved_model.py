@@ -103,7 +103,7 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
         steps_per_call=config.steps_per_call,
         watchdog_seconds=config.watchdog_seconds,
     )
-    prints = strategy.is_chief and config.verbose != 0
+    prints = strategy.group.is_chief and config.verbose != 0
     verbose = config.verbose if prints else 0
     results: dict[str, float] = trainer.evaluate(validation, verbose=verbose, return_dict=True)
     if prints:

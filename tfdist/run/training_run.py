@@ -105,10 +105,10 @@ class TrainingRun:
             trainer.checkpoints = from_config.make_checkpoints(
                 config, folder.checkpoints, folder.upload
             )
-        self._talks = strategy.is_chief and config.verbose != 0
+        self._talks = strategy.group.is_chief and config.verbose != 0
         if self._talks:
             tables.facts({**facts, "run folder": folder.location}.items())
-        if strategy.is_chief:
+        if strategy.group.is_chief:
             self._warn_of_shortage()
 
         self.history = keras.callbacks.History()
@@ -138,8 +138,8 @@ class TrainingRun:
         left = config.max_time and self._began + config.max_time - time.monotonic()
         fitting = time.perf_counter()
         with (
-            _output_to(None if strategy.is_chief else self._folder.log(strategy.rank)),
-            loggers.opened(config, self._folder, strategy.is_chief) as logger_callbacks,
+            _output_to(None if strategy.group.is_chief else self._folder.log(strategy.group.rank)),
+            loggers.opened(config, self._folder, strategy.group.is_chief) as logger_callbacks,
         ):
             self._folder.start_uploads()
             try:
@@ -176,12 +176,12 @@ class TrainingRun:
         saved = self._save_and_tell(ending)
         self._raise_if_full(ending, saved)
         if ending.raised:
-            if self._strategy.is_chief and self._trainer.checkpoints:
+            if self._strategy.group.is_chief and self._trainer.checkpoints:
                 print(self._how_to_resume(), file=sys.stderr)
             try:
                 self._folder.finish()
             finally:
-                self._strategy.barrier()  # the launcher stops all workers when one exits
+                self._strategy.group.barrier()  # the launcher stops all workers when one exits
             raise ending.raised
         for one in self._profiles:
             exchanged = reports.measure_exchange(
@@ -189,7 +189,7 @@ class TrainingRun:
             )  # all workers do
             if self._talks:
                 reports.print_profile(one, exchanged)
-        if self._strategy.is_chief:
+        if self._strategy.group.is_chief:
             saved_model.export(self._config.export, self._folder.model)
             with self._noting_full_disk(ending):
                 self._report()
@@ -211,7 +211,7 @@ class TrainingRun:
         try:
             yield
         except Exception:
-            if self._strategy.is_chief and self._trainer.stats.last_call is None:
+            if self._strategy.group.is_chief and self._trainer.stats.last_call is None:
                 self._folder.discard()
             raise
 
@@ -221,7 +221,7 @@ class TrainingRun:
         try:
             yield
         except Exception as error:
-            full = full_disk_message(error) if self._strategy.is_chief else ""
+            full = full_disk_message(error) if self._strategy.group.is_chief else ""
             is_refused = isinstance(error, TfdistError) and self._trainer.stats.last_call is None
             if not full or is_refused:
                 raise  # other workers write only their log
@@ -230,7 +230,7 @@ class TrainingRun:
     def _save_and_tell(self, ending: Ending) -> Path:
         """Saves the model, on the chief, and prints the summary. Returns the model's file."""
         saved, folder = self._folder.model, self._folder
-        if self._strategy.is_chief:
+        if self._strategy.group.is_chief:
             if ending.stopped:
                 with self._noting_full_disk(ending):
                     self._curves.on_train_end()
@@ -276,7 +276,7 @@ def _shared_folder(strategy: Strategy, config: TrainConfig, *facts: Any) -> RunF
         return created[0].location
 
     location = from_rank0(strategy.group, create)
-    return created[0] if created else RunFolder.of_worker(location, strategy.rank)
+    return created[0] if created else RunFolder.of_worker(location, strategy.group.rank)
 
 
 @contextmanager

@@ -141,7 +141,7 @@ class ScriptTrainer(Trainer):
         self.model.reset_metrics()
         functions.sync_copies()
         result, logs = steps(data.begin_epoch(), 1)
-        check_same_batches(self.strategy.gather([result.checksum])[:, 0], 1)
+        check_same_batches(self.strategy.group.gather([result.checksum])[:, 0], 1)
         return logs if as_dict else keras_training.in_order_of_metrics(self.model, logs)
 
 
@@ -233,7 +233,7 @@ class Runner:
 
     def _created(self, strategy: Any, devices: Any, options: dict[str, Any]) -> Strategy:
         created = strategies.create(strategy, devices, **options)
-        if created.is_chief:
+        if created.group.is_chief:
             names, number = ", ".join(created.devices), created.num_replicas
             print(f"tfdist: strategy {created.name}, replicas: {number} ({names})", file=sys.stderr)
         if created.num_replicas > 1:  # replicas may have all-reduces, which XLA cannot compile
@@ -314,7 +314,7 @@ class Runner:
             trainer.give_to_originals()
             return result
         except (ConfigurationError, UnsupportedModelError) as error:
-            if not self._options.fallback or self.connect().num_workers > 1:
+            if not self._options.fallback or self.connect().group.size > 1:
                 raise
             what = f"{type(model).__name__}.{name}"
             warnings.warn(f"{what} runs on one device: {first_line(error)}", stacklevel=3)
@@ -400,7 +400,7 @@ class Runner:
             if self.left_to or cluster.is_chief():
                 result = original(*args, **options)
             if not (self.left_to or self.script_knows_rank or self._running):
-                self.connect().barrier()
+                self.connect().group.barrier()
             return result
 
         return call

@@ -206,7 +206,7 @@ def all_reduce_gradients(
         functools.partial(all_reduce, strategy),
         [*first, (last, rest)],
         strategy.bucket_bytes,
-        strategy.buckets_wait,
+        strategy.group.sums_in_order,
     )
     totals = buckets.by_index(places, [*summed, of_last])
     return {i: tf.cast(total, gradients[i].dtype) for i, total in totals.items()}, rest

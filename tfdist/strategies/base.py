@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
@@ -193,48 +192,6 @@ class Strategy(ABC):
 
     # ---- processes ----
 
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train together."""
-        return self.group.size
-
-    @property
-    def rank(self) -> int:
-        """Index of this process."""
-        return self.group.rank
-
-    @property
-    def local_rank(self) -> int:
-        """Index of this process among those of its host."""
-        return self.group.local_rank
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes files and prints."""
-        return self.group.rank == 0
-
-    @property
-    def stops_together(self) -> bool:
-        """Whether other processes make each step too, so that none may stop by itself."""
-        return self.group.size > 1
-
-    @property
-    def buckets_wait(self) -> bool:
-        """Whether gradient buckets are exchanged one after the other."""
-        return self.group.sums_in_order
-
-    def gather(self, numbers: Sequence[float]) -> np.ndarray:
-        """Returns the numbers of all processes, as rows: see `ProcessGroup.gather`."""
-        return self.group.gather(numbers)
-
-    def broadcast_text(self, text: str) -> str:
-        """Returns the text of rank 0."""
-        return self.group.broadcast_text(text)
-
-    def barrier(self) -> None:
-        """Waits until all processes have called it."""
-        self.group.barrier()
-
     def collective_section(self) -> AbstractContextManager[None]:
         """Returns a context in which all processes are known to run the same code."""
         return nullcontext()
@@ -357,7 +314,7 @@ class Strategy(ABC):
 
     def input_context(self) -> tf.distribute.InputContext:
         """Returns the argument of a function that makes this process's data set."""
-        return tf.distribute.InputContext(self.num_workers, self.rank, self.num_replicas)
+        return tf.distribute.InputContext(self.group.size, self.group.rank, self.num_replicas)
 
     def distribute(
         self,
@@ -411,10 +368,10 @@ class Strategy(ABC):
             own = (batches.Share(rows, batch),) * num_local
         elif several and own_rows:
             own = batches.split(batches.pad_to_one_row(batch), num_local, range(num_local), rows)
-            far = tf.constant(self.rank * batches.OWN_ROWS_APART, tf.int64)
+            far = tf.constant(self.group.rank * batches.OWN_ROWS_APART, tf.int64)
             own = tuple(one._replace(first_row=far + one.first_row) for one in own)
         else:
-            first = num_local * self.rank
+            first = num_local * self.group.rank
             own = batches.split(batch, self.num_replicas, range(first, first + num_local))
         return batches.Element(rows, checksum, own)
 
@@ -465,9 +422,6 @@ class Strategy(ABC):
             return loop(receive, step, inner_loop.End.WITHOUT_ROWS, several)
         end = inner_loop.End.OF_ITERATOR if may_end else None
         return loop(self.unpack, step, end, several)
-
-    def join(self) -> None:  # noqa: B027 - most strategies have nothing to wait for
-        """Waits for asynchronous work to finish."""
 
     # ---- tables ----
 

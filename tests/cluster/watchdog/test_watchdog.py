@@ -8,11 +8,11 @@ import pytest
 
 from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.one_device import OneDevice
+from tfdist.groups.base import LocalGroup
 
 
 def test_one_worker_is_not_watched() -> None:
-    watchdog = Watchdog(OneDevice(), 5.0)
+    watchdog = Watchdog(LocalGroup(), 5.0)
     with watchdog.watching("fit"):
         watchdog.passed("step 1")
         assert "watchdog" not in [thread.name for thread in threading.enumerate()]
@@ -20,4 +20,4 @@ def test_one_worker_is_not_watched() -> None:
 
 def test_negative_time_limit_raises() -> None:
     with pytest.raises(ConfigurationError, match="watchdog_seconds=-1"):
-        Watchdog(OneDevice(), -1)
+        Watchdog(LocalGroup(), -1)

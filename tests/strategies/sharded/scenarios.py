@@ -37,7 +37,7 @@ def run(folder: str) -> dict[str, Any]:
         "bytes sent": [
             num_bytes_sent(strategy, precision) for precision in ("float32", "mixed_float16")
         ],
-        "state bytes": strategy.gather(
+        "state bytes": strategy.group.gather(
             [sum(bytes_by_device(resumed.model.optimizer.variables).values())]
         ),
     }
@@ -62,7 +62,7 @@ def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
     """Rank 0 reads, saves, predicts and assigns; rank 1 gets the assigned values."""
     trainer = Trainer(momentum, strategy)
     trainer.fit(**FIT)
-    if strategy.is_chief:
+    if strategy.group.is_chief:
         model = trainer.model
         model.save(path)
         loaded = keras.models.load_model(path)
@@ -71,14 +71,14 @@ def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
         kernel.assign(0.5 * kernel)
     tfdist.barrier()
     weights = np.concatenate([weight.ravel() for weight in trainer.model.get_weights()])
-    return strategy.gather(weights)
+    return strategy.group.gather(weights)
 
 
 def num_bytes_sent(strategy: Strategy, precision: str) -> float:
     """Trains a step with a bucket for each layer, and returns the bytes that this process sent."""
     strategy.bucket_bytes = 1
     trainer = Trainer(wide, strategy, precision=precision)
-    with traffic.counted(strategy.num_workers) as counted:
+    with traffic.counted(strategy.group.size) as counted:
         trainer.fit(WIDE, WIDE, batch_size=len(WIDE), verbose=0)
     return counted.num_bytes()
 
@@ -94,11 +94,11 @@ def read_model_on_rank_1(strategy: Strategy) -> str:
     """Returns the error of rank 1."""
     trainer, message = Trainer(momentum, strategy), ""
     trainer.fit(**FIT)
-    if strategy.rank == 1:
+    if strategy.group.rank == 1:
         try:
             trainer.model.get_weights()
         except ClusterError as error:
             message = str(error)
-    lengths = strategy.gather([len(message)])
-    letters = strategy.gather([*map(ord, message.ljust(int(lengths.max())))])
+    lengths = strategy.group.gather([len(message)])
+    letters = strategy.group.gather([*map(ord, message.ljust(int(lengths.max())))])
     return "".join(map(chr, letters[1].astype(int)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support import starting
@@ -32,17 +34,16 @@ class ByCount(Mirrored):
 class Drifting(Mirrored):
     """Changes the weights of one replica by less than the tolerance."""
 
-    weight: Any = None
-
-    def gather(self, numbers: list[float]) -> object:
-        if self.weight is not None:
-            for copy in mirrored_variables.copies_of(self.weight.value).values():
-                copy.assign(copy + 1e-6)
-        return super().gather(numbers)
-
-    def prepare(self, model: object, optimizers: object) -> None:
+    def prepare(self, model: Any, optimizers: Any) -> None:
         super().prepare(model, optimizers)
-        self.weight = model.weights[0]
+        weight, gather = model.weights[0].value, self.group.gather
+
+        def drift(numbers: Sequence[float]) -> np.ndarray:
+            for copy in mirrored_variables.copies_of(weight).values():
+                copy.assign(copy + 1e-6)
+            return gather(numbers)
+
+        self.group.gather = drift  # type: ignore[method-assign]
 
 
 def run(

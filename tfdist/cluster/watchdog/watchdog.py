@@ -19,19 +19,10 @@ _heartbeat: Heartbeat | None = None
 
 
 class Workers(Protocol):
-    """The part of a strategy that the watchdog uses."""
+    """The part of a process group that the watchdog uses."""
 
-    @property
-    def num_workers(self) -> int:
-        """Number of processes that train together."""
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process."""
-
-    @property
-    def stops_together(self) -> bool:
-        """Whether the workers wait for each other in every step."""
+    size: int
+    rank: int
 
     def broadcast_text(self, text: str) -> str:
         """Returns the text of rank 0 on every worker."""
@@ -41,7 +32,7 @@ class Watchdog:
     """Terminates a run in which workers would wait forever. Does nothing with one worker.
 
     Args:
-        workers: The trainer's strategy; all workers create their watchdogs at the same point.
+        workers: The trainer's process group; all workers create their watchdogs at the same point.
         seconds: Maximum time without progress of any worker; 0 turns the watchdog off. Workers that
             died or do not respond are detected sooner. Must be the same on every worker.
 
@@ -57,7 +48,7 @@ class Watchdog:
             raise ConfigurationError(f"watchdog_seconds={seconds!r}: expected 0 or more.")
         self.seconds = seconds
         self._workers = workers
-        self._watched = workers.stops_together and seconds > 0
+        self._watched = workers.size > 1 and seconds > 0
         if self._watched:  # not in `fit`, which a failing worker may never reach
             _start_heartbeat(workers)
 
@@ -84,7 +75,7 @@ class Watchdog:
         except BaseException as raised:
             left, error = State.FAILED, summary(raised)
             if any(isinstance(e, tf.errors.OpError) for e in (raised, raised.__cause__)):
-                _wait_for_an_explanation(heartbeat, missed_seconds(self._workers.num_workers))
+                _wait_for_an_explanation(heartbeat, missed_seconds(self._workers.size))
             raise
         finally:
             heartbeat.leave(left, error)
@@ -97,7 +88,7 @@ def _start_heartbeat(workers: Workers) -> None:
         hosts, listen_at = host_addresses(cluster.current())
         on_gpus = bool(tf.config.get_visible_devices("GPU"))
         _heartbeat = Heartbeat(
-            workers.rank, workers.num_workers, workers.broadcast_text, hosts, on_gpus, listen_at
+            workers.rank, workers.size, workers.broadcast_text, hosts, on_gpus, listen_at
         )
 
 

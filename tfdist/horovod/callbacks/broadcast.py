@@ -77,7 +77,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             self._checked = True
 
     def _check_steps(self) -> None:
-        steps = strategy().gather([self.params.get("steps") or 0])[:, 0]
+        steps = strategy().group.gather([self.params.get("steps") or 0])[:, 0]
         if steps.min() < steps.max():
             raise ConfigurationError(
                 f"The ranks have {', '.join(f'{n:.0f}' for n in steps)} batches per epoch, so some "

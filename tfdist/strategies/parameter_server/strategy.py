@@ -88,7 +88,7 @@ class ParameterServer(Strategy):
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self._next_server = itertools.cycle(range(self.num_servers))
         self.ledger = Ledger()
-        cluster.on_barrier(self.barrier)
+        cluster.on_barrier(self.group.barrier)
         self.writes_alone = self.num_trainers == 1
         if not self.writes_alone:
             self.inexact = {
@@ -160,9 +160,6 @@ class ParameterServer(Strategy):
         if loop is inner_loop.eager or not step.training:
             return super().compile(step, loop, may_end, own_rows)
         return asynchronous(self.unpack, step, self.ledger, self._coordinator, self.num_trainers)
-
-    def join(self) -> None:
-        self._coordinator.join()
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:

@@ -101,7 +101,7 @@ class Pipeline(Strategy):
             agreement.check_same_count(group, *what)
         self.planner = StagePlanner(
             names, self.num_stages, self._host, micro_batches, order, layers, balance, balance_rows,
-            plot_stages if self.is_chief else None, self._agreed,
+            plot_stages if group.is_chief else None, self._agreed,
         )  # fmt: skip
         self.measured_bubble = MeasuredBubble(self.num_stages, micro_batches, len(names))
         self._threads = ReplicaThreads()

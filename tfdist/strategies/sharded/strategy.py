@@ -412,7 +412,7 @@ class ShardedOverProcesses(ShardedState, OneDevice):
         order = buckets.in_order({p: gradients[p] for p in places}, self.bucket_bytes)
         flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
         scatter = self.group.reduce_scatter
-        sums = buckets.each(scatter, flat, self.bucket_bytes, self.buckets_wait)
+        sums = buckets.each(scatter, flat, self.bucket_bytes, self.group.sums_in_order)
         totals = buckets.by_index(order, sums)
         for place, total in totals.items():
             total.set_shape(variables[place].parts[0].shape)

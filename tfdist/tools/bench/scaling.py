@@ -89,7 +89,7 @@ def by_tfdist(strategy: str, tiny: bool) -> Measure:
         by_hand = way == BY_HAND
         has_tf_strategy = hasattr(created, "tf_strategy")
         # TensorFlow and tfdist split a global batch. A Horovod loop gets per-replica batches.
-        workers = 1 if by_hand and not has_tf_strategy else created.num_workers
+        workers = 1 if by_hand and not has_tf_strategy else created.group.size
         found = workload(model, tiny)
         found = dataclasses.replace(found, batch_size=found.batch_size * workers)
         exchange = None if has_tf_strategy else _exchange(created)
@@ -115,7 +115,7 @@ def workload(model: str, tiny: bool) -> Workload:
 
 def _exchange(strategy: Strategy) -> Any:
     """Returns Horovod's function to average gradients, as users call it; None with one worker."""
-    if strategy.num_workers == 1:
+    if strategy.group.size == 1:
         return None
     import horovod.tensorflow as hvd
 

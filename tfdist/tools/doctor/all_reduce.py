@@ -43,7 +43,7 @@ def checks() -> list[Check]:
     if strategy.num_replicas == 1:
         return [Check("all-reduce", f"not measured: {name} has only one replica on this host")]
     available = psutil.virtual_memory().available / (_COPIES * len(strategy.devices))
-    sizes = [size for size in SIZES if size * 1e6 * strategy.num_workers < available]
+    sizes = [size for size in SIZES if size * 1e6 * strategy.group.size < available]
     return [_line(strategy, size) for size in sizes]
 
 

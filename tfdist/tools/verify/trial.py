@@ -52,10 +52,10 @@ def judge(strategy: Strategy) -> Verdict:
     reference = _build()
     expected, _ = _train(reference, reference, strategy.num_replicas)
     differing = differences(found, expected)
-    table = strategy.gather([min(differing[0].times, _INFINITE), fingerprint])
+    table = strategy.group.gather([min(differing[0].times, _INFINITE), fingerprint])
     return Verdict(
         strategy.name,
-        strategy.num_workers,
+        strategy.group.size,
         strategy.num_replicas,
         differing,
         [rank for rank, (times, _) in enumerate(table) if times > 1.0],
