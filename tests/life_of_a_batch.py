@@ -33,7 +33,7 @@ ROOT = str(Path(tfdist.__file__).parent)
 WAY = (
     "trainer.py", "loops/fit.py", "loops/epoch.py", "loops/data_handler.py", "loops/data_order.py",
     "loops/functions.py", "model_setup/build.py", "strategies/base.py", "strategies/mirrored.py",
-    "strategies/tf_distribute.py", "strategies/inner_loop.py", "strategies/batches.py",
+    "strategies/tf_distribute.py", "strategies/feed.py", "strategies/inner_loop.py",
     "step/train.py", "step/replica_runner.py", "step/forward_backward.py", "step/loss.py",
     "step/state.py", "step/loss_scaling.py", "replica/replica.py", "replica/scope.py",
 )  # fmt: skip
@@ -45,7 +45,7 @@ LEAVES = (
     "loops/callbacks.py", "loops/interrupts.py", "loops/model_overrides.py", "loops/non_finite.py",
     "loops/rank_checks.py", "loops/steps_per_call.py", "loops/uneven_data.py",
     "model_setup/create.py", "patches/", "precision.py", "rows/", "step/shared_trace.py",
-    "strategies/clock.py", "strategies/mirrored_variables.py", "upstream/",
+    "strategies/batches.py", "strategies/clock.py", "strategies/mirrored_variables.py", "upstream/",
 )  # fmt: skip
 
 

@@ -41,8 +41,9 @@ from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers
 from tfdist.precision import LossScale
 from tfdist.replica.options import StepOptions
-from tfdist.strategies.base import Strategy, UnevenData
+from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
+from tfdist.strategies.feed import UnevenData
 from tfdist.strategies.inner_loop import Logs
 from tfdist.upstream import features, input_data, keras_training
 from tfdist.upstream.keras_model import overrides
@@ -59,8 +60,6 @@ def on_all_workers(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
-        # Trainers may share a strategy.
-        self.strategy.check_data, self.strategy.uneven_data = self._data_checks
         with (
             streams.guarded(),
             self.strategy.translate_errors(),
@@ -188,7 +187,7 @@ class Trainer:
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
-        self._data_checks = check_data, uneven_data
+        self._data_checks: dict[str, Any] = {"check_data": check_data, "uneven_data": uneven_data}
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.remat = remat
         self.checkpoints, self._num_fits = checkpoints, 0
@@ -275,7 +274,7 @@ class Trainer:
         handlers = EpochDataHandlers(
             self.strategy, x, batch_size, training=True,
             y=y, sample_weight=sample_weight, shuffle=shuffle,
-            steps_per_epoch=steps_per_epoch, class_weight=class_weight,
+            steps_per_epoch=steps_per_epoch, class_weight=class_weight, **self._data_checks,
         )  # fmt: skip
         validate, validation = None, None
         if validation_data is not None:
@@ -317,7 +316,7 @@ class Trainer:
         build.check_trainable(self.model)
         handler = DataHandler(
             self.strategy, x, y=y, sample_weight=sample_weight, batch_size=batch_size,
-            steps_per_epoch=steps, shuffle=False,
+            steps_per_epoch=steps, shuffle=False, **self._data_checks,
         )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         logs = keras_loops.evaluate(self._outer, handler, callbacks)
@@ -343,8 +342,9 @@ class Trainer:
             (100, 10)
         """
         handler = DataHandler(
-            self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False
-        )
+            self.strategy, x, batch_size=batch_size, steps_per_epoch=steps, shuffle=False,
+            **self._data_checks,
+        )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
         return keras_loops.predict(self._outer, handler, callbacks)
 
@@ -391,7 +391,7 @@ class Trainer:
         }  # fmt: skip
         lines = []
         for loop, function in create.items():
-            data = DataHandler(self.strategy, x, shuffle=False, **options)
+            data = DataHandler(self.strategy, x, shuffle=False, **self._data_checks, **options)
             lines.append(self._self_check.verify(loop, data, function(data), steps))
         return "\n".join(lines)
 
@@ -499,7 +499,8 @@ class Trainer:
             return lambda callbacks: self.evaluate(
                 x, steps=steps, callbacks=callbacks, return_dict=True, **options
             ), None
-        data = ValidationData(self.strategy, x, steps_per_epoch=steps, shuffle=False, **options)
+        options |= {"steps_per_epoch": steps, "shuffle": False, **self._data_checks}
+        data = ValidationData(self.strategy, x, **options)
         return lambda callbacks: keras_loops.evaluate(self._outer, data.handler(), callbacks), data
 
     def _callback_list(

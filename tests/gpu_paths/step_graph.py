@@ -93,7 +93,7 @@ def step_graphs(
     trainer = tfdist.Trainer(build, strategy=strategy, **options)
     loops: list[Any] = []
     calls: list[tuple[Any, ...]] = []
-    compile_loop = strategy.compile
+    compile_loop = strategy.feed.compile
 
     def compile_and_keep(*arguments: Any, **keywords: Any) -> Any:
         loop = compile_loop(*arguments, **keywords)
@@ -105,7 +105,7 @@ def step_graphs(
 
         return call
 
-    with replaced(strategy, "compile", compile_and_keep):
+    with replaced(strategy.feed, "compile", compile_and_keep):
         run = graphs_run_by(lambda: trainer.fit(data, steps_per_epoch=steps_per_epoch, verbose=0))
     traced = loops[0].get_concrete_function(*calls[0]).graph
     of_loop = max(run, key=lambda graph: _likeness(graph, traced))

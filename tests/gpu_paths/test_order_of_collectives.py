@@ -13,6 +13,7 @@ from tests.gpu_paths import step_graph
 from tests.support.packages import needs_horovod
 from tfdist import strategies
 from tfdist.cluster.launcher.worker_pool import WorkerPool
+from tfdist.strategies.feed import DevicePrefetch
 from tfdist.strategies.multi_worker import MultiWorker
 
 
@@ -71,7 +72,8 @@ def test_collectives_of_a_device_are_ordered(
 def _in_worker(name: str) -> Any:
     """In a worker: returns a function that returns the collectives and their unordered pairs."""
     strategy = strategies.create(name)
-    strategy._prefetch = True  # as on GPUs
+    if isinstance(strategy, MultiWorker):  # as on GPUs
+        strategy.feed = DevicePrefetch(strategy.devices, strategy.group, strategy._places)
 
     def answer(unknown_length: bool) -> tuple[list[str], list[tuple[str, str]]]:
         data = step_graph.batches("int32")

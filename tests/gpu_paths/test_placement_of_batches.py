@@ -19,7 +19,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import Collecti
 from tests.gpu_paths import step_graph
 from tests.gpu_paths.nccl_stand_in import NcclStandIn
 from tests.gpu_paths.step_graph import StepGraphs
-from tfdist.strategies import batches
+from tfdist.strategies import feed
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.central_storage import CentralStorage
 from tfdist.strategies.mirrored import Mirrored
@@ -45,7 +45,8 @@ def multi_worker() -> Strategy:
     # Not `DEVICES`: TensorFlow numbers the groups of each such strategy from 1, so that one process
     # can have only one set of devices in all of its tests.
     strategy = MultiWorker(2)
-    strategy._prefetch = True  # as on GPUs
+    # As on GPUs.
+    strategy.feed = feed.DevicePrefetch(strategy.devices, strategy.group, strategy._places)
     return strategy
 
 
@@ -68,14 +69,14 @@ def endless() -> tf.data.Dataset:
 @pytest.fixture(autouse=True)
 def devices_are_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefetches to a single CPU device, as to a GPU."""
-    prefetched = batches.prefetched
+    prefetched = feed.prefetched
 
     def to_device(dataset: tf.data.Dataset, devices: list[str]) -> tf.data.Dataset:
         if len(devices) == 1:
             return dataset.apply(tf.data.experimental.prefetch_to_device(devices[0]))
         return prefetched(dataset, devices)
 
-    monkeypatch.setattr(batches, "prefetched", to_device)
+    monkeypatch.setattr(feed, "prefetched", to_device)
 
 
 def _marked(make: Callable[[], Strategy], data: Callable[[], tf.data.Dataset]) -> pytest.param:

@@ -54,7 +54,7 @@ def test_training_equals_one_device_on_the_same_batches(rows: dict[str, np.ndarr
         trainer = tfdist.Trainer(build, strategy="multi_worker")
         trainer.fit(tfdist.ray.dataset("train", BATCH_SIZE, "x", "y"), epochs=2, verbose=0)
         numbers = tfdist.ray.dataset("train", BATCH_SIZE, "number", shuffle_buffer=5)
-        batches = numbers(trainer.strategy.input_context())
+        batches = numbers(trainer.strategy.feed.input_context())
         epochs = [np.concatenate(list(batches.as_numpy_iterator())) for _ in range(2)]
         own = [np.bincount(epoch, minlength=NUM_ROWS) for epoch in epochs]
         counts = trainer.strategy.group.gather(np.concatenate(own)).sum(0)

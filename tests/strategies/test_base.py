@@ -19,7 +19,7 @@ def test_single_process_communicates_with_itself() -> None:
     np.testing.assert_array_equal(alone.group.gather([3.0, 4.0]), [[3.0, 4.0]])
     assert alone.group.broadcast_text("a folder") == "a folder"
     assert alone.group.is_chief
-    context = alone.input_context()
+    context = alone.feed.input_context()
     assert (context.num_input_pipelines, context.num_replicas_in_sync) == (1, 1)
     alone.group.barrier()
 
@@ -52,7 +52,7 @@ def test_process_group_multiplies_the_replicas() -> None:
     assert (strategy.num_replicas, strategy.first_replica, strategy.group.rank) == (3, 1, 1)
     assert not strategy.group.is_chief
     assert strategy.group.size > 1
-    element = strategy.split(tf.range(7), own_rows=False)
+    element = strategy.feed.split(tf.range(7), own_rows=False)
     assert int(element.num_rows) == 7
     assert element.shares[0].rows.numpy().tolist() == [2, 3]
     exchanged.clear()

@@ -46,8 +46,8 @@ def test_graphs_are_freed_with_their_function(
             note_graph()
             return {}
 
-    loop: Any = strategy.compile(Step(), make_loop)
-    data = strategy.distribute(tf.data.Dataset.range(6).batch(2))
+    loop: Any = strategy.feed.compile(Step(), make_loop)
+    data = strategy.feed.distribute(tf.data.Dataset.range(6).batch(2))
     result, _ = loop(iter(data), tf.constant(1))
     assert result.num_steps == 1
     assert len(seen) >= 3

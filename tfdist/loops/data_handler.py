@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_order import order_of
-from tfdist.strategies.base import Strategy, UnevenData
-from tfdist.strategies.batches import without_optionals
+from tfdist.strategies.base import Strategy
+from tfdist.strategies.batches import CheckData
+from tfdist.strategies.feed import UnevenData, without_optionals
 from tfdist.upstream import input_data
 from tfdist.upstream.features import existing
 
@@ -35,6 +36,9 @@ class DataHandler:
         training: Whether to warn of batches with fewer rows than replicas.
         x: As in `keras.Model.fit`, or a function of a `tf.distribute.InputContext` that
             returns this worker's `tf.data.Dataset`.
+        check_data: How much of the global batches workers compare; also an attribute.
+        uneven_data: Where an epoch of training ends if workers with `own_rows` have different
+            numbers of batches; also an attribute.
         **options: As in `keras.Model.fit`: `y`, `sample_weight`, `batch_size` (global),
             `steps_per_epoch`, `shuffle`, `class_weight`.
 
@@ -55,12 +59,20 @@ class DataHandler:
             is `"refuse"`.
     """
 
-    def __init__(self, strategy: Strategy, x: Any, training: bool = False, **options: Any) -> None:
-        self.source = x
+    def __init__(
+        self,
+        strategy: Strategy,
+        x: Any,
+        training: bool = False,
+        check_data: CheckData = "full",
+        uneven_data: UnevenData = "pad",
+        **options: Any,
+    ) -> None:
+        self.source, self.uneven_data, self.check_data = x, uneven_data, check_data
         steps = limited_steps_per_epoch(options.get("steps_per_epoch"))
         options["steps_per_epoch"] = self._steps_per_epoch = steps
         if callable(x) and not isinstance(x, tf.data.Dataset):
-            x = x(strategy.input_context())
+            x = x(strategy.feed.input_context())
             self.own_rows = True
         else:
             self.own_rows = False
@@ -88,7 +100,7 @@ class DataHandler:
         self.batch_size = self._adapter.batch_size
         self.are_arrays = input_data.are_arrays(self._adapter)
         self.sizes = self._sizes_of_all(strategy)
-        self._size = self._num_batches_of_all(strategy.uneven_data if training else "pad")
+        self._size = self._num_batches_of_all(uneven_data if training else "pad")
         self._largest_size = self._size
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self.may_end = not endless and (self._size is None or self._steps_per_epoch is not None)
@@ -135,7 +147,9 @@ class DataHandler:
 
     def _distribute(self, dataset: tf.data.Dataset) -> Any:
         ahead = not input_data.is_read_ahead(self._adapter)  # more would be lost for the next loop
-        return self._strategy.distribute(dataset, self.own_rows, self.full_batches, ahead)
+        return self._strategy.feed.distribute(
+            dataset, self.own_rows, self.full_batches, ahead, self.check_data
+        )
 
     def first_batch(self) -> Any:
         """Returns the first global batch, without consuming it."""
@@ -291,7 +305,7 @@ def uneven_message(counts: Sequence[int]) -> str:
 def check_batch_size(batch_size: int, strategy: Strategy) -> None:
     """Warns if a global batch has fewer rows than there are replicas."""
     if batch_size < strategy.num_replicas:
-        units, remedy = strategy.shares_are
+        units, remedy = strategy.feed.shares_are
         warnings.warn(
             f"A global batch of {batch_size} rows is smaller than the number of {units} "
             f"({strategy.num_replicas}), so some are idle. The results match one device, but for "

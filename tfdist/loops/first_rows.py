@@ -48,7 +48,11 @@ def iterator(parts: Sequence[Any], data: DataHandler, strategy: Strategy) -> Ite
 
     one_by_one = [tf.data.Dataset.from_tensors(part).map(relaxed) for part in parts]
     dataset = functools.reduce(tf.data.Dataset.concatenate, one_by_one)
-    return iter(strategy.distribute(dataset, data.own_rows, data.full_batches))
+    return iter(
+        strategy.feed.distribute(
+            dataset, data.own_rows, data.full_batches, check_data=data.check_data
+        )
+    )
 
 
 def _with_shape_of(leaf: Any, spec: Any) -> Any:

@@ -275,7 +275,8 @@ class CompiledFunctions:
             )
         in_graph = inner_loop.one_step_in_graph if one_by_one else inner_loop.in_graph
         loop = inner_loop.eager if model.run_eagerly else in_graph
-        steps = strategy.compile(step, loop, data.may_end, data.own_rows)
+        uneven_data = data.uneven_data if step.training else "pad"
+        steps = strategy.feed.compile(step, loop, data.may_end, data.own_rows, uneven_data)
         as_tensor = functools.lru_cache(maxsize=8)(tf.constant)
 
         def call(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
@@ -283,7 +284,7 @@ class CompiledFunctions:
                 self._trainable = None
             try:
                 # Inside the try block, so that a lost process is not reported as a data error.
-                with strategy.translate_errors():
+                with strategy.translate_errors(), strategy.collective_section():
                     result, logs = steps(iterator, as_tensor(num_steps))
             except TfdistError:
                 raise

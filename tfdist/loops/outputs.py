@@ -205,7 +205,7 @@ class Outputs:
                 use_global_generator(generator)
             return self._model.predict_step(rows)
 
-        element = self._strategy.received(next(iterator), own_rows)
+        element = self._strategy.feed.received(next(iterator), own_rows)
         on_rows = with_sizes_on_host(on_rows)
         if self._draws and not full_batch:
             outputs = drawn_outputs(self._model, self._strategy, self._options, on_rows, element)

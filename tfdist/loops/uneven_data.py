@@ -30,7 +30,7 @@ class BatchCounts(Observer):
         strategy: The strategy.
 
     Raises:
-        DataError: The numbers differ, and `uneven_data` of the strategy is `"refuse"`.
+        DataError: The numbers differ, and `uneven_data` of the data is `"refuse"`.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -46,7 +46,7 @@ class BatchCounts(Observer):
 
     def compare(self, rows: np.ndarray) -> None:
         self._counts = [n + int(more) for n, more in zip(self._counts, rows[:, 0], strict=True)]
-        if self._strategy.uneven_data == "refuse" and _differ(self._counts):
+        if self._data.uneven_data == "refuse" and _differ(self._counts):
             raise DataError(uneven_message(self._counts))
 
     def report(self, place: str) -> None:
@@ -57,7 +57,7 @@ class BatchCounts(Observer):
         """
         counts = self._counts if self._data.sizes is None else self._data.sizes
         if _differ(counts) and self._strategy.group.is_chief:
-            mode = self._strategy.uneven_data
+            mode = self._data.uneven_data
             numbers = ", ".join(map(str, counts))
             warnings.warn(
                 f"The workers had {numbers} batches in {place}, by rank. {_OUTCOMES[mode]} "

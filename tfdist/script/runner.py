@@ -135,7 +135,13 @@ class ScriptTrainer(Trainer):
     def _one_batch(self, x: Any, training: bool, as_dict: bool, options: dict[str, Any]) -> Any:
         functions = self._outer.functions
         data = DataHandler(
-            self.strategy, x, training, batch_size=_num_rows(x), shuffle=False, **options
+            self.strategy,
+            x,
+            training,
+            batch_size=_num_rows(x),
+            shuffle=False,
+            **self._data_checks,
+            **options,
         )
         steps = (functions.train if training else functions.evaluate)(data, True)
         self.model.reset_metrics()

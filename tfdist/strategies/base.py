@@ -5,7 +5,7 @@ device computes) on a process group (what processes exchange). A step has two ha
 replica a function computes sums over the rows of its per-replica batch and all-reduces them (`run`,
 `all_reduce`). Then another function applies them, once for each set of the variables (`update`):
 there the Keras optimizer runs as it does on one device. The loop over the steps is inside one
-`tf.function` (`compile`).
+`tf.function` (`Feed.compile`).
 
 `one_device` is the simplest strategy, and `towers` a complete one for several devices.
 """
@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -25,20 +25,15 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.cluster.remote import connection
 from tfdist.cluster.watchdog import device_servers, start_up
-from tfdist.errors import UnsupportedModelError
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
-from tfdist.strategies import batches, inner_loop
-from tfdist.strategies.batches import num_rows
+from tfdist.strategies import batches
+from tfdist.strategies.feed import Feed
 from tfdist.strategies.replica_sync import FullReplicaSync, ReplicaSync
 from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
-
-#: If the data of one worker end before those of others: the epoch ends, too (`"stop"`), the others
-#: continue (`"pad"`), or it is an error (`"refuse"`).
-UnevenData = Literal["stop", "pad", "refuse"]
 
 
 class Strategy(ABC):
@@ -50,10 +45,12 @@ class Strategy(ABC):
         name: The name on the command line.
         devices: Names of the devices of this process, one for each replica.
         group: The processes that train together.
+        feed: The data of this process, and the loop that takes steps on it.
 
     Args:
         devices: Names of devices.
         group: The processes that train together; None: this process alone.
+        feed: How global batches get to the replicas; None: split over the devices.
 
     Raises:
         ConfigurationError: The processes have different numbers of devices.
@@ -76,18 +73,18 @@ class Strategy(ABC):
     #: The largest size of a gradient bucket in bytes; "auto": by the size of all gradients; None:
     #: one bucket.
     bucket_bytes: int | str | None = None
-    #: How much of the global batches the processes compare.
-    check_data: batches.CheckData = "full"
-    #: Where training ends if processes have rows of their own, and one has fewer batches.
-    uneven_data: UnevenData = "pad"
-    #: For messages: what computes a per-replica batch, and which option sets how many there are.
-    shares_are = ("replicas", "devices")
     #: What does not match one device under this strategy, and why.
     inexact: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, devices: Sequence[str], group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group: ProcessGroup | None = None,
+        feed: Feed | None = None,
+    ) -> None:
         self.devices = list(devices)
         self.group = LocalGroup() if group is None else group
+        self.feed = Feed(self.devices, self.group) if feed is None else feed
         self._agree()
 
     def _agree(self) -> None:
@@ -136,7 +133,7 @@ class Strategy(ABC):
     @property
     def num_local_replicas(self) -> int:
         """Number of replicas of this process."""
-        return len(self.devices)
+        return self.feed.num_shares
 
     @property
     def num_replicas(self) -> int:
@@ -170,7 +167,7 @@ class Strategy(ABC):
         Args:
             fn: Computes the outputs of rows.
             element: An element of a distributed data set.
-            whole: As for `distribute`; one replica then computes all rows.
+            whole: As for `Feed.distribute`; one replica then computes all rows.
 
         Returns:
             The results. Concatenated, they are the outputs of this process's rows, in order.
@@ -309,119 +306,6 @@ class Strategy(ABC):
             variables: All that the step may have changed, and possibly others.
         """
         del variables
-
-    # ---- data and loops ----
-
-    def input_context(self) -> tf.distribute.InputContext:
-        """Returns the argument of a function that makes this process's data set."""
-        return tf.distribute.InputContext(self.group.size, self.group.rank, self.num_replicas)
-
-    def distribute(
-        self,
-        dataset: tf.data.Dataset,
-        own_rows: bool = False,
-        whole: bool = False,
-        ahead: bool = True,
-    ) -> Any:
-        """Turns a data set of batches into one of elements that `unpack` accepts.
-
-        Args:
-            dataset: A data set of global batches, the same in all processes.
-            own_rows: Whether the batches are this process's rows of the global batches instead. The
-                result is then infinite: batches without rows follow the data.
-            whole: Whether every replica gets the full batch and computes it as one device does.
-            ahead: Whether to read batches before the steps that use them.
-
-        Raises:
-            UnsupportedModelError: `whole` is set, but no process has the full batch.
-        """
-        if own_rows and self.group.size > 1:
-            if whole:
-                raise UnsupportedModelError(
-                    "This model needs full batches, but every worker reads its own rows: pass a "
-                    "data set of the global batches, the same on every worker, not a function."
-                )
-            dataset = dataset.concatenate(batches.without_rows(dataset.element_spec).repeat())
-        if self.num_replicas == 1 and batches.is_plain(dataset):
-            # A function of `tf.data` that splits nothing would cost more than a tiny network's
-            # step.
-            return batches.prefetched(dataset, self.devices) if ahead else dataset
-        return batches.distributed(
-            dataset, lambda batch: self.split(batch, own_rows, whole), self.devices, ahead
-        )
-
-    def split(self, batch: batches.Batch, own_rows: bool, whole: bool = False) -> batches.Element:
-        """Returns an element of a distributed data set; called in a graph of `tf.data`.
-
-        Args:
-            batch: A batch of the data set that was passed to `distribute`.
-            own_rows: As for `distribute`.
-            whole: As for `distribute`.
-        """
-        num_local, several = self.num_local_replicas, self.group.size > 1
-        rows = num_rows(batch)
-        with inner_loop.on_host():  # where the loop counts
-            checksum = tf.constant(0, tf.int64)
-        if several and (whole or not own_rows):
-            checksum = batches.checksum(batch, self.check_data)
-        if whole:
-            own = (batches.Share(rows, batch),) * num_local
-        elif several and own_rows:
-            own = batches.split(batches.pad_to_one_row(batch), num_local, range(num_local), rows)
-            far = tf.constant(self.group.rank * batches.OWN_ROWS_APART, tf.int64)
-            own = tuple(one._replace(first_row=far + one.first_row) for one in own)
-        else:
-            first = num_local * self.group.rank
-            own = batches.split(batch, self.num_replicas, range(first, first + num_local))
-        return batches.Element(rows, checksum, own)
-
-    def unpack(self, element: Any) -> batches.Element:
-        """Returns an element of a distributed data set with its per-replica batches."""
-        if isinstance(element, batches.Element):
-            return element
-        return self.split(element, own_rows=False)
-
-    def received(
-        self, raw: Any, own_rows: bool, uneven_data: UnevenData = "pad"
-    ) -> batches.Element:
-        """Returns an element with the rows of the global batch; called by every process.
-
-        Args:
-            raw: What the iterator of a distributed data set returned.
-            own_rows: As for `distribute`.
-            uneven_data: Unless it is `"pad"`, the global batch has no rows if one process has none.
-        """
-        element = self.unpack(raw)
-        if not own_rows or self.group.size == 1:
-            return element
-        if uneven_data == "pad":
-            return element._replace(num_rows=self.group.all_reduce([element.num_rows])[0])
-        own = tf.stack([element.num_rows, tf.cast(element.num_rows == 0, tf.int32)])
-        rows, num_ended = tf.unstack(self.group.all_reduce([own])[0])
-        return element._replace(num_rows=tf.where(num_ended > 0, 0, rows))
-
-    def compile(
-        self,
-        step: inner_loop.Step,
-        loop: inner_loop.Loop = inner_loop.in_graph,
-        may_end: bool = True,
-        own_rows: bool = False,
-    ) -> inner_loop.LoopFn:
-        """Returns a function that makes steps.
-
-        Args:
-            step: Called outside of the replicas, once for each global batch.
-            loop: Makes the function.
-            may_end: Whether the data may end before the requested number of steps.
-            own_rows: As for `distribute`.
-        """
-        several = self.group.size > 1
-        if own_rows and several:
-            uneven_data = self.uneven_data if step.training else "pad"
-            receive = functools.partial(self.received, own_rows=True, uneven_data=uneven_data)
-            return loop(receive, step, inner_loop.End.WITHOUT_ROWS, several)
-        end = inner_loop.End.OF_ITERATOR if may_end else None
-        return loop(self.unpack, step, end, several)
 
     # ---- tables ----
 

@@ -6,13 +6,11 @@ rows and is the same for every replica.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
 import tensorflow as tf
-
-from tfdist.upstream.input_data import is_prefetched
 
 Batch = Any  # nested tuples, lists and dicts of tensors with rows along axis 0
 
@@ -51,82 +49,6 @@ class Element(NamedTuple):
     num_rows: Any  # of the global batch; int32 scalar
     checksum: Any  # of the global batch, to detect workers that read different data; int64 scalar
     shares: Sequence[Share]  # one for each replica of this process
-
-
-# ---- data sets ----
-
-
-def distributed(
-    dataset: tf.data.Dataset,
-    split: Callable[[Batch], Element],
-    devices: Sequence[str],
-    ahead: bool = True,
-) -> tf.data.Dataset:
-    """Returns a data set of elements, which are prepared ahead of the steps.
-
-    Args:
-        dataset: A data set of batches.
-        split: Makes an element from a batch.
-        devices: As for `prefetched`.
-        ahead: Whether to read batches before the steps that use them.
-    """
-    # `tf.data` unpacks a tuple, including one with a single part: several inputs without labels.
-    is_tuple = isinstance(dataset.element_spec, tuple)
-
-    def element(*batch: Batch) -> Element:
-        return split(without_optionals(batch if is_tuple else batch[0]))
-
-    # Nothing in it needs AutoGraph, whose conversion takes about as long as the tracing.
-    convert = tf.autograph.experimental.do_not_convert
-    if not ahead:
-        return dataset.map(convert(element))
-    return prefetched(dataset.map(convert(element), tf.data.AUTOTUNE, deterministic=True), devices)
-
-
-def prefetched(dataset: tf.data.Dataset, devices: Sequence[str]) -> tf.data.Dataset:
-    """Returns the data set with its elements read ahead of the steps.
-
-    Args:
-        dataset: Any data set.
-        devices: The devices of this process, one for each replica. If there is only one and it is a
-            GPU, the elements are copied to it ahead of time.
-    """
-    if len(devices) == 1 and devices[0].startswith("GPU"):
-        return dataset.apply(tf.data.experimental.prefetch_to_device(devices[0]))
-    # A second buffer behind the user's own makes small steps a tenth slower: one more thread wakes.
-    return dataset if is_prefetched(dataset) else dataset.prefetch(tf.data.AUTOTUNE)
-
-
-def without_rows(element_spec: Any) -> tf.data.Dataset:
-    """Returns a data set of one batch of the given shapes and dtypes that has no rows."""
-
-    def empty(spec: Any) -> Any:
-        if isinstance(spec, tf.RaggedTensorSpec):
-            values = tf.zeros([0, *spec.shape[spec.ragged_rank + 1 :]], spec.dtype)
-            return tf.RaggedTensor.from_nested_row_lengths(
-                values, [tf.zeros([0], spec.row_splits_dtype)] * spec.ragged_rank
-            )
-        if isinstance(spec, tf.SparseTensorSpec):
-            return tf.sparse.from_dense(tf.zeros([0, *spec.shape[1:]], spec.dtype))
-        if spec.shape.rank == 0:
-            return tf.zeros([], spec.dtype)
-        return tf.zeros([0, *(size or 1 for size in spec.shape[1:])], spec.dtype)
-
-    return tf.data.Dataset.from_tensors(tf.nest.map_structure(empty, element_spec))
-
-
-def is_plain(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a data set has no Optionals, which stand for None."""
-    return not any(
-        isinstance(spec, tf.OptionalSpec) for spec in tf.nest.flatten(dataset.element_spec)
-    )
-
-
-def without_optionals(batch: Batch) -> Batch:
-    """Replaces the empty Optionals that Keras's generator adapter yields with None."""
-    return tf.nest.map_structure(
-        lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch
-    )
 
 
 # ---- splitting ----

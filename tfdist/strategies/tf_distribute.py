@@ -9,13 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.groups.base import ProcessGroup
+from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.groups.fusion import by_dtype, fused, wire_dtype
-from tfdist.strategies import batches
 from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.feed import DevicePrefetch
 from tfdist.strategies.mirrored_variables import FrequentSync, on_device, read_local, sync
 from tfdist.strategies.replica_sync import ReplicaSync
-from tfdist.upstream.input_data import OnDevices
 from tfdist.upstream.random_states import RandomStates
 
 
@@ -42,15 +41,18 @@ class TFDistribute(Strategy):
         prefetch_to_device: bool | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(devices, group)
         self.tf_strategy = tf_strategy
         self._places = list(tf_strategy.extended.worker_devices)
+        group = LocalGroup() if group is None else group
+        if prefetch_to_device is None:
+            prefetch_to_device = devices[0].startswith("GPU")
+        feed = None
+        if prefetch_to_device and len(devices) * group.size > 1:
+            feed = DevicePrefetch(devices, group, self._places)
+        super().__init__(devices, group, feed)
         # The device of each replica's mirrored variables; empty: the replica uses the model's own.
         others = self._places[1:]
         self._copies = ["", *(others if self.has_local_variables else [""] * len(others))]
-        self._prefetch = (
-            devices[0].startswith("GPU") if prefetch_to_device is None else prefetch_to_device
-        )
 
     def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
         sync(variables, [device for device in self._copies if device])
@@ -58,43 +60,6 @@ class TFDistribute(Strategy):
     def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
         devices = [device for device in self._copies if device]
         return FrequentSync(variables, devices) if devices else super().frequent_sync(variables)
-
-    @property
-    def _is_handed_out(self) -> bool:
-        """Whether per-replica batches are copied to their devices ahead; not with one replica."""
-        return self._prefetch and self.num_replicas > 1
-
-    def distribute(
-        self,
-        dataset: tf.data.Dataset,
-        own_rows: bool = False,
-        whole: bool = False,
-        ahead: bool = True,
-    ) -> Any:
-        if not (self._is_handed_out and ahead):
-            return super().distribute(dataset, own_rows, whole, ahead)
-
-        def one_by_one(element: batches.Element) -> tf.data.Dataset:
-            first, *others = (
-                tf.data.Dataset.from_tensors((_as_shape(element, share), share.rows))
-                for share in element.shares
-            )
-            return functools.reduce(tf.data.Dataset.concatenate, others, first)
-
-        elements = super().distribute(dataset, own_rows, whole)
-        by_replica = elements.flat_map(one_by_one).prefetch(tf.data.AUTOTUNE)
-        return OnDevices(by_replica, self._places)
-
-    def unpack(self, element: Any) -> batches.Element:
-        if not self._is_handed_out or isinstance(element, batches.Element):
-            return super().unpack(element)
-        numbers = [_from_shape(empty) for empty, _ in element]
-        (total_rows, checksum, *_), *_ = numbers
-        shares = [
-            batches.Share(num_rows, rows, first_row)
-            for (*_, num_rows, first_row), (_, rows) in zip(numbers, element, strict=True)
-        ]
-        return batches.Element(total_rows, checksum, shares)
 
     def run(self, fn: ReplicaFn) -> Any:
         # The replicas run in turns. Python code draws the same numbers on every one of them, and
@@ -168,24 +133,6 @@ class TFDistribute(Strategy):
             return stopped, lambda *upstream: self._exchange(context, [*upstream])
 
         return tf.nest.flatten(summed(*packed))
-
-
-def _as_shape(element: batches.Element, share: batches.Share) -> tf.Tensor:
-    """Returns a tensor without elements whose shape holds all numbers of a per-replica batch.
-
-    A GPU's iterator copies numbers to the GPU, and a step needs them on the host, which would have
-    to wait for the GPU to copy them back. A shape is in host memory.
-    """
-    numbers = [0, element.num_rows, element.checksum, share.num_rows, share.first_row]
-    return tf.zeros(tf.stack([tf.cast(number, tf.int64) for number in numbers]), tf.uint8)
-
-
-def _from_shape(empty: tf.Tensor) -> tuple[tf.Tensor, ...]:
-    """Returns what `_as_shape` was called with: rows, checksum, the replica's rows, the first."""
-    shape = tf.shape(empty, tf.int64)
-    with tf.device("CPU:0"):
-        _, total_rows, checksum, num_rows, first_row = tf.unstack(shape, num=5)
-        return tf.cast(total_rows, tf.int32), checksum, tf.cast(num_rows, tf.int32), first_row
 
 
 def _leaves(structure: Any) -> list[Any]:

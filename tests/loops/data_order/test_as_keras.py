@@ -91,7 +91,9 @@ def test_resumed_shuffling_skips_completed_passes(peeked_epochs: tuple[int, ...]
             tf.nest.map_structure(np.testing.assert_array_equal, feed.first_batch(), wanted[0][0])
         if state is not None:
             feed.restore(state)
-        batches = [OneDevice().unpack(element).shares[0].rows for element in feed.begin_epoch()]
+        batches = [
+            OneDevice().feed.unpack(element).shares[0].rows for element in feed.begin_epoch()
+        ]
         feed.end_epoch(len(batches), exhausted=False)
         tf.nest.map_structure(np.testing.assert_array_equal, batches, wanted[number])
         state = feed.state(0)

@@ -95,7 +95,7 @@ def iterate(feed: DataHandler, position: int = 0) -> Iterator[tuple[int, list[in
         step = position - 10 * epoch if epoch == first else 0
         iterator = feed.begin_epoch(step)
         while step < 10:
-            (share,) = OneDevice().unpack(next(iterator)).shares
+            (share,) = OneDevice().feed.unpack(next(iterator)).shares
             step += 1
             yield epoch * 10 + step, np.ravel(share.rows).tolist()
         feed.end_epoch(step, exhausted=False)

@@ -8,14 +8,17 @@ than a slow one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.inner_loop import Logs, LoopFn, LoopResult, Receive, Step
+from tfdist.groups.base import ProcessGroup
+from tfdist.strategies import inner_loop
+from tfdist.strategies.feed import Feed
+from tfdist.strategies.inner_loop import Logs, Loop, LoopFn, LoopResult, Receive, Step
 
 #: The largest staleness that is counted separately.
 MOST_STALENESS = 64
@@ -98,6 +101,36 @@ class Ledger:
 def _count(variable: tf.Variable) -> tf.Tensor:
     """Adds one and returns the old value atomically, unlike `assign_add` and a read after it."""
     return tf.raw_ops.ResourceCountUpTo(resource=variable.handle, limit=_NO_LIMIT, T=tf.int64)
+
+
+class AsynchronousFeed(Feed):
+    """Global batches that each go to any worker that is free.
+
+    Args:
+        devices: As for `Feed`.
+        group: As for `Feed`.
+        ledger: Counts the steps.
+        coordinator: Sends closures to workers, and again if a worker dies.
+        num_workers: The number of workers.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group: ProcessGroup,
+        ledger: Ledger,
+        coordinator: tf.distribute.coordinator.ClusterCoordinator,
+        num_workers: int,
+    ) -> None:
+        super().__init__(devices, group)
+        self._ledger, self._coordinator, self._num_workers = ledger, coordinator, num_workers
+
+    def compile(
+        self, step: Step, loop: Loop = inner_loop.in_graph, *arguments: Any, **options: Any
+    ) -> LoopFn:
+        if loop is inner_loop.eager or not step.training:
+            return super().compile(step, loop, *arguments, **options)
+        return asynchronous(self.unpack, step, self._ledger, self._coordinator, self._num_workers)
 
 
 def asynchronous(

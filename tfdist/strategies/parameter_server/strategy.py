@@ -17,10 +17,10 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError, first_line
-from tfdist.strategies import inner_loop
+from tfdist.groups.base import LocalGroup
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.parameter_server.cluster import connect, find_tasks
-from tfdist.strategies.parameter_server.loop import Ledger, asynchronous
+from tfdist.strategies.parameter_server.loop import AsynchronousFeed, Ledger
 from tfdist.upstream import keras_model, tensorflow_runtime
 from tfdist.upstream.keras_optimizers import unwrapped
 from tfdist.upstream.patching import all_replaced
@@ -79,15 +79,18 @@ class ParameterServer(Strategy):
                 "that are split over servers. Remove it: of an Embedding, only the rows of a batch "
                 "are sent. Split tables that are too large for a server into several Embeddings."
             )
-        super().__init__(["CPU:0"])  # of a step: each worker makes whole steps by itself
         tasks = find_tasks(cluster.current(), devices, num_servers)
         self.tf_strategy = connect(tasks)
         self.num_trainers, self.num_servers = len(tasks["worker"]), len(tasks["ps"])
         # In a notebook TensorFlow would log each wait, and its end when output is closed already.
         tf.get_logger().setLevel(max(tf.get_logger().level, logging.WARNING))
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
         self._next_server = itertools.cycle(range(self.num_servers))
         self.ledger = Ledger()
+        # The device of a step: each worker makes whole steps by itself.
+        device, group = ["CPU:0"], LocalGroup()
+        feed = AsynchronousFeed(device, group, self.ledger, coordinator, self.num_trainers)
+        super().__init__(device, group, feed)
         cluster.on_barrier(self.group.barrier)
         self.writes_alone = self.num_trainers == 1
         if not self.writes_alone:
@@ -149,17 +152,6 @@ class ParameterServer(Strategy):
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         with atomic_adds():
             return [fn(results)]
-
-    def compile(
-        self,
-        step: inner_loop.Step,
-        loop: inner_loop.Loop = inner_loop.in_graph,
-        may_end: bool = True,
-        own_rows: bool = False,
-    ) -> inner_loop.LoopFn:
-        if loop is inner_loop.eager or not step.training:
-            return super().compile(step, loop, may_end, own_rows)
-        return asynchronous(self.unpack, step, self.ledger, self._coordinator, self.num_trainers)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:

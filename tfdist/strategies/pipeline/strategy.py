@@ -20,6 +20,7 @@ from tfdist.groups import agreement
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.feed import Feed
 from tfdist.strategies.pipeline import planning
 from tfdist.strategies.pipeline.bubble import MeasuredBubble
 from tfdist.strategies.pipeline.order import Order
@@ -71,7 +72,6 @@ class Pipeline(Strategy):
     name = "pipeline"
     default_cpus = 2
     has_local_variables = False
-    shares_are = ("micro-batches", "micro_batches")
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class Pipeline(Strategy):
         self.num_stages = planning.stages_on(len(names), num_stages, micro_batches, order)
         self.micro_batches, self.order = micro_batches, order
         self._host = connection.on_this_host("CPU:0")
-        super().__init__(names, group)
+        micro = ("micro-batches", "micro_batches")
+        super().__init__(names, group, Feed(names, group, micro_batches, micro))
         if group.size > 1:
-            what = (micro_batches, "micro-batches", "micro_batches")
-            agreement.check_same_count(group, *what)
+            agreement.check_same_count(group, micro_batches, *micro)
         self.planner = StagePlanner(
             names, self.num_stages, self._host, micro_batches, order, layers, balance, balance_rows,
             plot_stages if group.is_chief else None, self._agreed,
@@ -109,11 +109,6 @@ class Pipeline(Strategy):
         self._stages_of = weakref.WeakKeyDictionary()
         self._tracing: Tracing | None = None
         self.stages: Stages | None = None
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Number of micro-batches, which are to the step what replicas are."""
-        return self.micro_batches
 
     def describe(self) -> dict[str, str]:
         rows = super().describe()

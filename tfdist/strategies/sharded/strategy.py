@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from tfdist.groups.base import ProcessGroup
 from tfdist.groups.collective import CollectiveGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.groups.horovod import HorovodGroup
-from tfdist.strategies import STRATEGIES, batches, inner_loop, mirrored_variables
+from tfdist.strategies import STRATEGIES, mirrored_variables
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.horovod import device_of_rank
 from tfdist.strategies.one_device import OneDevice
@@ -436,29 +436,6 @@ class ShardedOverProcesses(ShardedState, OneDevice):
         states = [v for optimizer in optimizers for v in optimizer.variables]
         agreement.check_shapes(self.group, model.variables + states)
         super().prepare(model, optimizers)
-
-    def compile(
-        self,
-        step: inner_loop.Step,
-        loop: inner_loop.Loop = inner_loop.in_graph,
-        may_end: bool = True,
-        own_rows: bool = False,
-    ) -> inner_loop.LoopFn:
-        run = super().compile(step, loop, may_end, own_rows)
-
-        def call(
-            iterator: Iterator[Any], num_steps: tf.Tensor
-        ) -> tuple[inner_loop.LoopResult, Any]:
-            with self.collective_section():
-                return run(iterator, num_steps)
-
-        return call
-
-    def outputs(
-        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
-    ) -> list[Any]:
-        with self.collective_section():
-            return super().outputs(fn, element, whole)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:

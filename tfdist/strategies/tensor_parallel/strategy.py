@@ -23,6 +23,7 @@ from tfdist.errors import TooFewDevicesError
 from tfdist.groups.fusion import by_device
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.feed import Feed
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded.plan import num_bytes
 from tfdist.strategies.tensor_parallel import rules
@@ -99,18 +100,14 @@ class TensorParallel(Strategy):
                 "use devices=2 or more, or strategy 'one_device'."
             )
         self._host = connection.on_this_host("CPU:0")
-        super().__init__(names, group)
+        # One replica, which has all rows, and slices of the layers on each device.
+        super().__init__(names, group, Feed(names, group, num_shares=1))
         self.layout = None if layout is None else dict(rules.checked(layout))
         self._by_rows = split_activations == "rows"
         self._smallest = 1 if layout is not None else smallest
         self._layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
         self._layouts = weakref.WeakKeyDictionary()
         self._rows = {"split": "known when the shapes of the data are known"}
-
-    @property
-    def num_local_replicas(self) -> int:
-        """One: it has all rows, and slices of the layers on each device."""
-        return 1
 
     def describe(self) -> dict[str, str]:
         rows = super().describe() | {"shard policy": "each device has all rows of a batch"}

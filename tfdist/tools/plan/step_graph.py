@@ -89,15 +89,17 @@ def _traced(
     data = tf.data.Dataset.from_tensors(network.batch(num_rows)).repeat()
     feed = DataHandler(strategy, data, training=True, steps_per_epoch=1)
     compiled: list[Any] = []
-    compile_function = strategy.compile
+    compile_function = strategy.feed.compile
 
     def compile_and_keep(*arguments: Any, **options: Any) -> Any:
         compiled.append(compile_function(*arguments, **options))
         return compiled[-1]
 
-    with replaced(strategy, "compile", compile_and_keep):
+    with replaced(strategy.feed, "compile", compile_and_keep):
         CompiledFunctions(model, strategy, StepOptions(precision=network.precision)).train(feed)
-    batches = iter(_of_static_sizes(strategy.distribute(data), num_rows, strategy.num_replicas))
+    batches = iter(
+        _of_static_sizes(strategy.feed.distribute(data), num_rows, strategy.num_replicas)
+    )
     yield model, compiled[-1].get_concrete_function(batches, tf.constant(1)).graph
 
 
@@ -105,7 +107,7 @@ def _of_static_sizes(dataset: Any, num_rows: int, num_shares: int) -> Any:
     """Returns a distributed data set whose shares have static sizes, which the graph then has.
 
     Args:
-        dataset: What `Strategy.distribute` returns.
+        dataset: What `Feed.distribute` returns.
         num_rows: Rows of each batch, a multiple of `num_shares`.
         num_shares: Number of replicas or micro-batches.
     """
