@@ -89,7 +89,7 @@ def measure(
     from benchmarks.waiting_layers import NUM_THREADS, network
     from tfdist import devices
     from tfdist.strategies import create
-    from tfdist.strategies.pipeline import bubble
+    from tfdist.strategies.pipeline.schedule import planned_speed_up
     from tfdist.strategies.pipeline.strategy import Pipeline
 
     tf.config.threading.set_inter_op_parallelism_threads(NUM_THREADS)
@@ -106,7 +106,7 @@ def measure(
         contenders = {"one device": alone, "pipeline": pipeline}
         samples = rounds.run_in_turns(contenders, num_rounds)
         shares = [1 / strategy.num_stages] * strategy.num_stages
-        ideal = bubble.planned_speed_up(shares, m, order, n)
+        ideal = planned_speed_up(shares, m, order, n)
         found = rounds.ratio(samples["one device"], samples["pipeline"])
         results.append(
             {

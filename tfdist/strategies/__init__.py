@@ -90,13 +90,12 @@ STRATEGIES: dict[str, Declaration] = {
                 str, "layers that end a stage, separated by commas", "balanced stages"
             ),
             "balance": Option(
-                Literal["parameters", "time", "memory"],
-                "quantity to balance over the stages; time: measured time; memory: weights and "
-                "activations for the backward pass",
+                Literal["parameters", "memory"],
+                "quantity to balance over the stages; memory: weights and activations for the "
+                "backward pass",
                 "parameters",
             ),
             "balance_rows": Option(PositiveInt, "rows of a micro-batch, for --balance memory", 8),
-            "plot_stages": Option(str, "image file for the timeline of the stages", "none"),
             "process_group": _PROCESS_GROUP,
         },
         across_processes=True,

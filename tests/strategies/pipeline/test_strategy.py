@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -111,28 +110,6 @@ def test_describe_lists_stages_and_bubble() -> None:
     assert trainer.describe()["stage 0"] == "first .. first: 30 parameters (24%), on CPU:0"
 
 
-def test_stages_by_measured_time(tmp_path: Path) -> None:
-    trainer = tfdist.Trainer(
-        build, strategy=Pipeline(2, balance="time", plot_stages=str(tmp_path / "stages.png"))
-    )
-    assert (tmp_path / "stages.png").exists()
-    described = trainer.describe()
-    assert "of the time, on CPU:0" in described["stage 0"]
-    assert described["bubble"].startswith(tuple("123456789"))
-    for one, other in zip(trainer.model.variables, build().variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())  # measuring does not train
-
-
-def test_stages_of_several_inputs_by_measured_time() -> None:
-    def two_inputs() -> keras.Model:
-        inputs = [keras.Input((4,)), keras.Input((3,))]
-        hidden = layers.Dense(6, name="first")(layers.Concatenate()(inputs))
-        return compiled(keras.Model(inputs, layers.Dense(1, name="last")(hidden)))
-
-    strategy = Pipeline(2, balance="time")
-    tfdist.Trainer(two_inputs, strategy=strategy).fit([X, X[:, :3]], Y, verbose=0)
-
-
 @pytest.mark.parametrize(
     ("order", "num_rows", "last"),
     [("gpipe", 1000, "kept_2"), ("1f1b", 1, "kept_2"), ("1f1b", 1000, "kept_1")],
@@ -226,7 +203,7 @@ def test_gradients_of_weights_wait_for_later_passes(monkeypatch: pytest.MonkeyPa
 
     def checking(order: Order) -> None:
         connect(order)
-        ends = {own: {t.op for t in tensors} for own, tensors in order.turns().items()}
+        ends = {own: {t.op for t in tensors} for own, tensors in order._ends.items()}
         if Pass(0, 0, "backward") not in ends:
             return
         graph = Dependencies(tf.compat.v1.get_default_graph())

@@ -1,9 +1,8 @@
-"""Costs of the calls of a model, which decide how it is split into stages: time and memory."""
+"""What the calls of a model hold in memory, which decides how it is split into stages."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,11 +12,8 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.sharded.plan import num_bytes, state_of
 from tfdist.upstream.keras_layers import operations_called_through
-from tfdist.upstream.keras_model import move
 from tfdist.upstream.keras_optimizers import unwrapped
 
-#: Rows of the inputs on which calls are timed, and repetitions, of which the shortest counts.
-_ROWS, _ROUNDS = 8, 3
 #: Operations whose output is their first input in another view.
 _ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "IdentityN")
 #: Operations whose output is in memory anyway, or costs nothing to recompute.
@@ -35,67 +31,6 @@ class HeldBytes(NamedTuple):
 
     weights: float
     activations: float
-
-
-def seconds_by_call(
-    model: keras.Model, operations: Sequence[keras.Operation], device: str, host: str
-) -> list[float]:
-    """Measures the seconds of each call, forward and backward, in the order of a forward pass.
-
-    The weights of one call at a time are on the device, so that it need not hold the whole model.
-
-    Args:
-        model: A built model, which is left unchanged.
-        operations: The operation of each call.
-        device: The device to measure on.
-        host: The device that holds the weights before and after.
-
-    Raises:
-        ConfigurationError: The shape of an input is not fully known.
-    """
-    known = {id(operation) for operation in operations}
-    inside, found = [False], list[float]()
-
-    def measured(call: Callable[..., Any], operation: Any, *args: Any, **kwargs: Any) -> Any:
-        if inside[0] or id(operation) not in known:
-            return call(operation, *args, **kwargs)
-        inside[0] = True
-        weights = [v for v in getattr(operation, "variables", []) if v.dtype != "string"]
-        try:
-            for weight in weights:
-                move(weight, device)
-            with tf.device(device):
-                outputs, seconds = _measure(call, operation, args, kwargs)
-        finally:
-            inside[0] = False
-            for weight in weights:
-                move(weight, host)
-        found.append(seconds)
-        return outputs
-
-    inputs = [_random_rows(spec, _ROWS, "time") for spec in model.inputs]
-    with keras.StatelessScope(), operations_called_through(measured):
-        model(inputs if len(inputs) > 1 else inputs[0], training=True)
-    return found
-
-
-def _measure(call: Callable[..., Any], operation: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-    """Calls an operation with its backward pass; returns its output and the seconds."""
-    shortest = float("inf")
-    for _ in range(1 + _ROUNDS):  # the first one compiles kernels
-        began = time.perf_counter()
-        entering = [t for t in keras.tree.flatten((args, kwargs)) if _has_gradient(t)]
-        with tf.GradientTape() as tape:
-            tape.watch(entering)
-            outputs = call(operation, *args, **kwargs)
-            total = [tf.reduce_sum(t) for t in keras.tree.flatten(outputs) if _has_gradient(t)]
-        sources = [*entering, *(v.value for v in getattr(operation, "trainable_variables", []))]
-        gradients = tape.gradient(total, sources) if total and sources else []
-        # The host runs ahead of a GPU: wait until an element of each result has arrived.
-        for tensor in [*total, *(g for g in gradients if isinstance(g, tf.Tensor))]:
-            tf.reshape(tensor, [-1])[:1].numpy()
-        shortest = min(shortest, time.perf_counter() - began)
-    return outputs, shortest
 
 
 def held_bytes_by_call(
@@ -139,7 +74,7 @@ def held_bytes_by_call(
         return outputs
 
     def forward() -> None:
-        inputs = [_random_rows(spec, num_rows, "memory") for spec in model.inputs]
+        inputs = [_random_rows(spec, num_rows) for spec in model.inputs]
         with keras.StatelessScope(), operations_called_through(noted):
             model(inputs if len(inputs) > 1 else inputs[0], training=True)
 
@@ -184,7 +119,7 @@ def _has_gradient(leaf: Any) -> bool:
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
 
 
-def _random_rows(spec: keras.KerasTensor, num_rows: int, balance: str) -> tf.Tensor:
+def _random_rows(spec: keras.KerasTensor, num_rows: int) -> tf.Tensor:
     """Returns rows for a model's input: random floats, integer zeros, or empty strings.
 
     Raises:
@@ -193,7 +128,7 @@ def _random_rows(spec: keras.KerasTensor, num_rows: int, balance: str) -> tf.Ten
     shape = [num_rows, *spec.shape[1:]]
     if None in shape:
         raise ConfigurationError(
-            f"balance={balance!r} measures layers on inputs of the model's shapes, but "
+            "balance='memory' measures layers on inputs of the model's shapes, but "
             f"{spec.name!r} is {tuple(spec.shape)}: give its Input all sizes, or use "
             "balance='parameters'."
         )

@@ -65,10 +65,6 @@ class Order:
             own = own._replace(kind="backward")
         self._ends.setdefault(own, []).extend(gradients)
 
-    def turns(self) -> dict[Pass, list[tf.Tensor]]:
-        """Returns the last tensors of each pass that was traced."""
-        return self._ends
-
     def connect(self) -> None:
         """Makes passes wait for those before them that were traced later; called after tracing.
 

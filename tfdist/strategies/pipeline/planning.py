@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import keras
 
 from tfdist.cluster.remote import connection
 from tfdist.errors import ConfigurationError
-from tfdist.strategies.pipeline import bubble, costs
-from tfdist.strategies.pipeline.schedule import device_of, draw_timeline, micro_batches_in_memory
+from tfdist.strategies.pipeline import costs
+from tfdist.strategies.pipeline.schedule import device_of, micro_batches_in_memory, planned_speed_up
 from tfdist.strategies.pipeline.stages import (
-    Costs,
     Stages,
     calls_of_model,
     check_no_custom_step,
@@ -27,28 +25,22 @@ class StagePlanner:
     """Splits models into stages, each model once.
 
     Attributes:
-        devices: Layers are measured on the first.
+        num_devices: The number of devices.
         num_stages: The number of stages, a multiple of the number of devices.
-        host: The device that holds weights until the stages are known.
         micro_batches: As for `Pipeline`.
         order: As for `Pipeline`.
         cut_at: Names of layers, as for `Pipeline`.
         balance: As for `Pipeline`.
         balance_rows: As for `Pipeline`.
-        plot_stages: As for `Pipeline`.
-        agreed: Maps a process's measurements to those that all processes use.
     """
 
-    devices: Sequence[str]
+    num_devices: int
     num_stages: int
-    host: str
     micro_batches: int
     order: str
     cut_at: Sequence[str]
     balance: str
     balance_rows: int
-    plot_stages: str | None
-    agreed: Callable[[list[float]], list[float]]
 
     def __post_init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[keras.Model, Stages] = weakref.WeakKeyDictionary()
@@ -67,25 +59,19 @@ class StagePlanner:
             return known
         found = into_stages(model, self.num_stages, self.cut_at, self._costs(model, operations))
         self._known[model] = found
-        if self.plot_stages is not None:
-            path = Path(self.plot_stages)
-            draw_timeline(found, self.micro_batches, self.order, path, len(self.devices))
         return found
 
-    def _costs(self, model: keras.Model, operations: Sequence[keras.Operation]) -> Costs | None:
-        """Returns the costs to balance; None: the number of parameters."""
-        num_stages = self.num_stages
-        if self.balance == "time":
-            seconds = costs.seconds_by_call(model, operations, self.devices[0], self.host)
-            return Costs("time", [self.agreed(seconds)] * num_stages)
-        if self.balance == "memory":
-            held = costs.held_bytes_by_call(model, operations, self.balance_rows)
-            in_memory = micro_batches_in_memory(
-                num_stages, self.micro_batches, self.order, len(self.devices)
-            )
-            by_stage = [[own.weights + num * own.activations for own in held] for num in in_memory]
-            return Costs("memory", by_stage)
-        return None
+    def _costs(
+        self, model: keras.Model, operations: Sequence[keras.Operation]
+    ) -> list[list[float]] | None:
+        """Returns for each stage the cost of every call; None: the number of parameters."""
+        if self.balance == "parameters":
+            return None
+        held = costs.held_bytes_by_call(model, operations, self.balance_rows)
+        in_memory = micro_batches_in_memory(
+            self.num_stages, self.micro_batches, self.order, self.num_devices
+        )
+        return [[call.weights + num * call.activations for call in held] for num in in_memory]
 
 
 # ---- options ----
@@ -183,17 +169,14 @@ def describe(
     """
     in_memory = micro_batches_in_memory(num_stages, num_micro_batches, order, len(devices))
     most_text = num_micro_batches if len(set(in_memory)) == 1 else ", ".join(map(str, in_memory))
-    shares = stages.shares() if stages else None
-    best = bubble.planned_speed_up(
-        shares or [1 / num_stages] * num_stages, num_micro_batches, order, len(devices)
-    )
-    assumption = "" if shares else " if stages cost the same"
+    shares = [1 / num_stages] * num_stages
+    best = planned_speed_up(shares, num_micro_batches, order, len(devices))
     return {
         "shard policy": "each global batch is split into micro-batches",
         **_describe_stages(stages, devices, num_stages),
         "micro-batches": f"{num_micro_batches}, {order}; a stage keeps {most_text}",
-        "bubble": f"{1 - best / len(devices):.0%} of the devices' time{assumption}: at most "
-        f"{best:.2f} times the speed of one device, of {len(devices)}",
+        "bubble": f"{1 - best / len(devices):.0%} of the devices' time if stages cost the same: "
+        f"at most {best:.2f} times the speed of one device, of {len(devices)}",
     }
 
 
@@ -203,8 +186,7 @@ def _describe_stages(
     if stages is None:
         return {"stages": f"{num_stages}, split when the shapes of the data are known"}
     sizes = stages.num_parameters()
-    total, shares = max(sum(sizes), 1), stages.shares()
-    cost_texts = [f", {share:.0%} of the time" for share in shares] if shares else [""] * len(sizes)
+    total, cost_texts = max(sum(sizes), 1), [""] * len(sizes)
     if (held := stages.num_bytes()) is not None:
         cost_texts = [f", {num_bytes / 1e6:,.1f} MB" for num_bytes in held]
     rows = {

@@ -9,16 +9,17 @@ Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", section 
 `"1f1b"` with split backward passes: a stage computes the gradients of its weights, for which no
 other stage waits, while it would wait itself (Qi et al. 2023, "Zero Bubble Pipeline Parallelism",
 ZB-H1, but for the order of a forward pass and the gradients of weights after a backward pass).
+
+The bubble is the share of time that stages wait while a pipeline fills and empties. With n stages
+of equal cost and m micro-batches a step takes m + n - 1 turns, in m of which a stage computes
+(Huang et al. 2019, "GPipe", section 2.3).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
-
-from tfdist.strategies.pipeline.stages import Stages
 
 #: `"backward"` computes all gradients of a stage, or only those for which the stage before it
 #: waits. Then `"weights"` computes the others.
@@ -80,11 +81,6 @@ def device_of(stage: int, num_devices: int) -> int:
     return stage % num_devices
 
 
-_COLOURS: dict[Kind, str] = {
-    "forward": "tab:blue", "backward": "tab:orange", "weights": "tab:green",
-}  # fmt: skip
-
-
 class Turn(NamedTuple):
     """A stage computes one micro-batch; times are relative to a step on one device."""
 
@@ -126,42 +122,35 @@ def turns(
     return sorted(done.values())
 
 
-def draw_timeline(
-    stages: Stages, num_micro_batches: int, order: str, path: Path, num_devices: int | None = None
-) -> None:
-    """Draws the timeline of a step, one line per device, from measured times if there are any.
+def planned_speed_up(
+    shares: Sequence[float], num_micro_batches: int, order: str, num_devices: int
+) -> float:
+    """Returns the largest possible speed-up over one device, in an order of the stages.
+
+    With v equal stages on each of n devices, m a multiple of n, `"interleaved"` takes the time of
+    m + (n - 1) / v turns; with n equal stages and m > n, `"zb"` that of m + n / 3.
 
     Args:
-        stages: The stages of a model.
+        shares: Each stage's share of the work; they sum to 1.
         num_micro_batches: Micro-batches per batch.
         order: As for `turns`.
-        path: The image file.
-        num_devices: As for `turns`.
+        num_devices: The number of devices.
     """
-    from matplotlib.figure import Figure  # takes a second to import, and few need it
+    if order in ("gpipe", "1f1b"):
+        return speed_up(shares, num_micro_batches)
+    return 1 / max(turn.end for turn in turns(shares, num_micro_batches, order, num_devices))
 
-    lines = num_devices or stages.num_stages
-    shares = stages.shares() or [1 / stages.num_stages] * stages.num_stages
-    all_turns = turns(shares, num_micro_batches, order, lines)
-    figure = Figure(figsize=(10, 1 + 0.6 * lines), layout="constrained")
-    axes = figure.subplots()
-    for turn in all_turns:
-        colour = _COLOURS[turn.kind]
-        span = [(turn.begin, turn.end - turn.begin)]
-        place = (device_of(turn.stage, lines) - 0.4, 0.8)
-        axes.broken_barh(span, place, facecolor=colour, edgecolor="white")
-    names = [" .. ".join(ends) for ends in stages.ends()]
-    axes.set_yticks(range(lines), ["\n".join(names[line::lines]) for line in range(lines)])
-    axes.invert_yaxis()
-    drawn = {turn.kind for turn in all_turns}
-    colours = ", ".join(f"{c[4:]}: {kind}" for kind, c in _COLOURS.items() if kind in drawn)
-    axes.set_xlabel(f"time relative to a step on one device ({colours})")
-    best = 1 / max(turn.end for turn in all_turns)
-    cost = "as measured" if stages.shares() else "stages of equal cost"
-    axes.set_title(
-        f"{order}, {num_micro_batches} micro-batches, {cost}: {best:.2f} times one device"
-    )
-    figure.savefig(path)
+
+def speed_up(shares: Sequence[float], num_micro_batches: int) -> float:
+    """Returns the largest possible speed-up over one device.
+
+    The most expensive stage sets the pace: m - 1 turns of it, and one turn of each stage.
+
+    Args:
+        shares: Each stage's share of the work; they sum to 1.
+        num_micro_batches: Micro-batches per batch.
+    """
+    return num_micro_batches / ((num_micro_batches - 1) * max(shares) + sum(shares))
 
 
 def sequences(

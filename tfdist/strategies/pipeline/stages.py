@@ -15,18 +15,6 @@ from tfdist.upstream.keras_layers import learned_weights, operations_called_by
 from tfdist.upstream.keras_optimizers import custom_step_of
 
 
-class Costs(NamedTuple):
-    """What the calls of a model cost.
-
-    Attributes:
-        of: `"time"` in seconds, or `"memory"` in bytes.
-        by_stage: For each stage, the cost of every call if it were in that stage.
-    """
-
-    of: str
-    by_stage: list[list[float]]
-
-
 class Stages(NamedTuple):
     """A model split into stages.
 
@@ -34,13 +22,13 @@ class Stages(NamedTuple):
         operations: The operation of each call of a forward pass, in order.
         numbers: The stage of each call, from 0.
         num_stages: The number of stages.
-        costs: Costs of the calls, if they were measured.
+        costs: For each stage, the bytes of every call if it were in that stage; None: unknown.
     """
 
     operations: list[keras.Operation]
     numbers: list[int]
     num_stages: int
-    costs: Costs | None = None
+    costs: list[list[float]] | None = None
 
     def weights(self) -> list[list[keras.Variable]]:
         """Returns the variables that each stage stores: those that it is the first to read."""
@@ -72,21 +60,13 @@ class Stages(NamedTuple):
         """Returns the number of elements of each stage's variables."""
         return [sum(math.prod(v.shape) for v in own) for own in self.weights()]
 
-    def shares(self) -> list[float] | None:
-        """Returns each stage's share of the time of one device; None if it was not measured."""
-        times = self._sums("time")
-        return times and [own / sum(times) for own in times]
-
     def num_bytes(self) -> list[float] | None:
         """Returns the largest number of bytes that each stage holds; None if not estimated."""
-        return self._sums("memory")
-
-    def _sums(self, of: str) -> list[float] | None:
-        if self.costs is None or self.costs.of != of:
+        if self.costs is None:
             return None
         by_stage = [0.0] * self.num_stages
         for call, number in enumerate(self.numbers):
-            by_stage[number] += self.costs.by_stage[number][call]
+            by_stage[number] += self.costs[number][call]
         return by_stage
 
     def ends(self) -> list[tuple[str, str]]:
@@ -101,7 +81,7 @@ def into_stages(
     model: keras.Model,
     num_stages: int,
     cut_at: Sequence[str] = (),
-    costs: Costs | None = None,
+    costs: list[list[float]] | None = None,
 ) -> Stages:
     """Splits a model into stages.
 
@@ -111,7 +91,8 @@ def into_stages(
         model: A built model.
         num_stages: The number of stages.
         cut_at: Names of the layers after which a stage ends; empty: choose balanced stages.
-        costs: Costs to balance; None: balance the number of parameters.
+        costs: For each stage, the cost of every call if it were in that stage; None: balance the
+            number of parameters.
 
     Raises:
         UnsupportedModelError: The model has too few places to split, or two stages would have to
@@ -134,7 +115,7 @@ def into_stages(
             if len(allowed) >= num_stages - 1:
                 break
         _check_enough_places(operations, num_stages, allowed, shared)
-        costs_by_stage = costs.by_stage if costs else [_num_elements(operations)] * num_stages
+        costs_by_stage = costs or [_num_elements(operations)] * num_stages
         where = balanced_cuts(costs_by_stage, allowed)
     numbers = [bisect.bisect_right(where, place) for place in range(len(operations))]
     return Stages(operations, numbers, num_stages, costs)

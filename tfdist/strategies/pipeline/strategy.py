@@ -22,7 +22,6 @@ from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.pipeline import planning
-from tfdist.strategies.pipeline.bubble import MeasuredBubble
 from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.planning import StagePlanner
 from tfdist.strategies.pipeline.schedule import device_of
@@ -55,11 +54,9 @@ class Pipeline(Strategy):
         order: `"gpipe"`, `"1f1b"`, `"interleaved"` or `"zb"`: see `schedule`.
         cut_at: Names of the layers after which a stage ends, as a sequence or separated by commas;
             None: choose balanced stages.
-        balance: What to balance over the stages: `"parameters"`; `"time"` of each layer as measured
-            on the first device; `"memory"`: weights, their optimizer state and gradients, and the
-            activations kept for the backward pass.
+        balance: What to balance over the stages: `"parameters"`; or `"memory"`: weights, their
+            optimizer state and gradients, and the activations kept for the backward pass.
         balance_rows: Rows of a micro-batch, for `"memory"`.
-        plot_stages: An image file for the timeline of the stages; None: none.
         process_group: What exchanges sums between processes: `"horovod"`, `"tensorflow"`, or
             `"auto"`, which is Horovod.
 
@@ -82,7 +79,6 @@ class Pipeline(Strategy):
         cut_at: str | Sequence[str] | None = None,
         balance: str = "parameters",
         balance_rows: int = 8,
-        plot_stages: str | None = None,
         process_group: str = "auto",
     ) -> None:
         STRATEGIES["pipeline"].check(order=order, balance=balance, process_group=process_group)
@@ -100,10 +96,8 @@ class Pipeline(Strategy):
         if group.size > 1:
             agreement.check_same_count(group, micro_batches, *micro)
         self.planner = StagePlanner(
-            names, self.num_stages, self._host, micro_batches, order, layers, balance, balance_rows,
-            plot_stages if group.is_chief else None, self._agreed,
-        )  # fmt: skip
-        self.measured_bubble = MeasuredBubble(self.num_stages, micro_batches, len(names))
+            len(names), self.num_stages, micro_batches, order, layers, balance, balance_rows
+        )
         self._threads = ReplicaThreads()
         self._stages_of: weakref.WeakKeyDictionary[keras.Operation, list[int]]
         self._stages_of = weakref.WeakKeyDictionary()
@@ -116,10 +110,6 @@ class Pipeline(Strategy):
         return rows | planning.describe(
             self.stages, self.devices, self.num_stages, self.micro_batches, self.order
         )
-
-    def summary(self) -> dict[str, str]:
-        share = self.measured_bubble.share()
-        return {} if share is None else {"bubble": f"{share:.0%} of the devices' time, as measured"}
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -144,7 +134,6 @@ class Pipeline(Strategy):
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.place(model)
-        self.measured_bubble.prepare()
         homes = self._homes()
         for optimizer in optimizers:
             for slot, weight in slots_of(optimizer):
@@ -162,7 +151,6 @@ class Pipeline(Strategy):
                 last = [self.devices[-1]] * self.micro_batches
                 results = self._threads.run(fn, last, self._sum)
             order.connect()
-            self.measured_bubble.note(self._tracing.inputs(), order)
             return results
         finally:
             self._tracing = None  # it holds the tensors of the graph
@@ -205,10 +193,6 @@ class Pipeline(Strategy):
                 known = self._tracing.sum_of(terms) if self._tracing else None
                 sums.append(local_sum(terms) if known is None else known)
         return by_device(self.group.all_reduce, sums) if self.group.size > 1 else sums
-
-    def _agreed(self, seconds: list[float]) -> list[float]:
-        """Returns rank 0's measurements, so that all processes split the model alike."""
-        return self.group.gather(seconds)[0].tolist()
 
     def _homes(self) -> dict[int, str]:
         """Returns the device of each weight, by its id."""

@@ -110,11 +110,6 @@ class Tracing:
                 self._copies[key] = tf.identity(stored_value)
         return self._copies[key]
 
-    def inputs(self) -> list[tf.Tensor]:
-        """Returns the first micro-batch's inputs, on the devices of the stages that read them."""
-        of_first = ((key, pair) for key, pair in self._entered.items() if key[0] == 0)
-        return [inside for (_, own, _), (inside, _) in of_first if (0, own) not in self._made_in]
-
     def gradients(self, loss: tf.Tensor, sources: Sequence[Any]) -> list[Any]:
         """Returns the gradients of a micro-batch, in the order of the pipeline's schedule."""
         number, last = self._micro_batch(), len(self._devices) - 1
