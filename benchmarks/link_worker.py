@@ -51,7 +51,9 @@ def main(strategy: str, rank: int, addresses: list[str], batch_size: int) -> Non
         if strategy == "horovod":
             for name, shard in _SHARDS.items():
                 sharded_strategy = strategies.create("sharded", 1, shard=shard)
-                measures[name] = _trained(both, sharded_strategy, sharded_strategy.bucket_bytes)
+                measures[name] = _trained(
+                    both, sharded_strategy, sharded_strategy.exchange.bucket_bytes
+                )
         order = buckets.in_order(gradients, "auto")
         link_protocol.serve(measures, [sum(sizes[i] for i in bucket) for bucket in order])
 
@@ -88,7 +90,7 @@ def _trained(
     measure = _steps(Case("mlp", workload, joined, workload.num_steps))
 
     def measure_step() -> Times:
-        joined.bucket_bytes = bucket_bytes  # read whenever a step is traced
+        joined.exchange.bucket_bytes = bucket_bytes  # read whenever a step is traced
         return measure()
 
     return measure_step

@@ -66,7 +66,7 @@ def on_all_workers(method: Method) -> Method:
             self._watchdog.watching(method.__name__),
             interrupts.deferred(lambda signal: int(self.strategy.group.gather([signal]).max())),
             remat_of_layers.exact_remat(),
-            self.strategy.patched_keras(),
+            self.strategy.variables.patched_keras(),
         ):
             return method(self, *args, **options)
 
@@ -196,7 +196,7 @@ class Trainer:
         with strategy.translate_errors():
             with remat_of_layers.exact_remat():
                 self.model = create.create(build_model, strategy, precision, loss_scale)
-            strategy.place(self.model)
+            strategy.variables.place(self.model)
         options = StepOptions(
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random
         )

@@ -273,7 +273,7 @@ def create_strategy(strategy: str, num_replicas: int, batch_size: int = 4) -> st
         devices = [name for part in parts for name in part]
     created = strategies.create(strategy.partition(" ")[0], devices, **options)
     if strategy.startswith("sharded"):
-        created.bucket_bytes = 100  # Some buckets have one weight, others several.
+        created.exchange.bucket_bytes = 100  # Some buckets have one weight, others several.
     return created
 
 

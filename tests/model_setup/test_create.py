@@ -100,7 +100,9 @@ def test_rebuilds_a_model(make: Callable[[], keras.Model], strategy: Mirrored) -
     x = [X, X + 1] if make is functional else X
     model.fit(x, Y, batch_size=5, verbose=0)
     rebuilt = create.create(model, strategy)
-    assert all(strategy.owns(v.value) for v in rebuilt.variables + rebuilt.optimizer.variables)
+    assert all(
+        strategy.variables.owns(v.value) for v in rebuilt.variables + rebuilt.optimizer.variables
+    )
     assert_same_weights(rebuilt, model)
     assert len(rebuilt.trainable_variables) == len(model.trainable_variables)
     assert steps(rebuilt) == 3
@@ -290,7 +292,9 @@ def test_rebuilds_models_with_distributed_variables(strategy: Mirrored) -> None:
     with pytest.warns(UserWarning, match="outside the strategy's scope. It is rebuilt"):
         rebuilt = create.create(lambda: distributed, strategy)
     assert_same_weights(rebuilt, distributed)
-    assert all(strategy.owns(v.value) for v in rebuilt.variables + model.optimizer.variables)
+    assert all(
+        strategy.variables.owns(v.value) for v in rebuilt.variables + model.optimizer.variables
+    )
 
 
 def test_xla_is_used_only_on_request(strategy: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,4 +357,6 @@ def test_weights_are_built_in_the_scope_from_shapes(strategy: Mirrored) -> None:
     build_missing.build_for_training(model, strategy, spec)
     assert model.built
     assert model.optimizer.built
-    assert all(strategy.owns(v.value) for v in model.variables + model.optimizer.variables)
+    assert all(
+        strategy.variables.owns(v.value) for v in model.variables + model.optimizer.variables
+    )

@@ -80,10 +80,12 @@ def test_stateful_random_numbers_in_the_data_raise() -> None:
 
 
 def test_asynchronous_strategy_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = SimpleNamespace(repeatable=False, name="servers")
+    strategy = SimpleNamespace(name="parameter_server")
     monkeypatch.setattr(strategies, "create", lambda *args, **options: strategy)
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)
-    with pytest.raises(ConfigurationError, match="workers of servers apply their updates in an"):
+    with pytest.raises(
+        ConfigurationError, match="workers of parameter_server apply their updates in an"
+    ):
         from_config.make_strategy(TrainConfig(deterministic=True))
 
 

@@ -38,7 +38,7 @@ def traced_step(
     build.build_for_training(
         model, strategy, (tf.TensorSpec(rows.shape), tf.TensorSpec(rows.shape))
     )
-    strategy.prepare(model, [model.optimizer])
+    strategy.variables.prepare(model, [model.optimizer])
 
     def first_batch() -> tuple[tf.Tensor, tf.Tensor]:
         return rows, rows

@@ -72,7 +72,7 @@ class CustomStep:
         self.cause = cause
         self._name = "train_step" if training else "test_step"
         self._options = dataclasses.replace(options, remat="none")
-        if training and not strategy.writes_alone:
+        if training and not strategy.variables.writes_alone:
             raise UnsupportedModelError(
                 f"{cause} makes a custom step, which assigns new weights, with which asynchronous "
                 "workers would overwrite each other's. Use one worker, or another strategy."
@@ -185,7 +185,7 @@ class CustomStep:
         news, logs = results
         written = [self._variables[place].assign(new) for place, new in news.items()]
         written += [self._logs[name].assign(value) for name, value in logs.items()]
-        self._strategy.after_update(self._variables)
+        self._strategy.variables.after_update(self._variables)
         with tf.control_dependencies(written):
             return tf.constant(0)
 

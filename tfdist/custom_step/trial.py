@@ -69,7 +69,7 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
 
 def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Strategy) -> None:
     for optimizer in optimizers:
-        if not all(strategy.owns(v.value) for v in optimizer.variables):
+        if not all(strategy.variables.owns(v.value) for v in optimizer.variables):
             raise ConfigurationError(
                 f"The optimizer {optimizer.name!r} was created outside of build_model, so its "
                 "variables are not on the replicas. Create it inside of build_model."

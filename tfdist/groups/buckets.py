@@ -15,10 +15,13 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfdist.errors import ConfigurationError
 from tfdist.upstream.tensorflow_graphs import Dependencies, run_after
 
 T = TypeVar("T")
@@ -30,6 +33,49 @@ S = TypeVar("S")
 _PART, _SMALLEST, _LARGEST = 8, 1 << 20, 25 << 20
 #: Number of buckets in flight that the rate limit always allows: one is computed, one is sent.
 _BUCKETS_IN_FLIGHT = 2
+_WIRE_DTYPES = MappingProxyType({"fp16": tf.float16, "bf16": tf.bfloat16})
+
+
+@dataclass
+class GradientExchange:
+    """How gradients are sent between processes.
+
+    Attributes:
+        bucket_bytes: The largest size of a gradient bucket in bytes; `"auto"`: by the size of all
+            gradients; None: one bucket.
+        wire_dtype: The number format in which gradients are sent; None: their own.
+    """
+
+    bucket_bytes: int | str | None = None
+    wire_dtype: tf.DType | None = None
+
+    @classmethod
+    def from_options(cls, compression: str, bucket_mb: float | str) -> GradientExchange:
+        """Returns the exchange that options of a strategy ask for.
+
+        Args:
+            compression: `"fp16"` or `"bf16"` halves what is sent, and rounds it; `"none"` keeps the
+                numbers of one device.
+            bucket_mb: Megabytes of a gradient bucket, sent while the backward pass continues;
+                `"auto"`: by the size of all gradients; `"all"`: one bucket.
+
+        Raises:
+            ConfigurationError: `bucket_mb` is not a size.
+        """
+        wire_dtype = _WIRE_DTYPES.get(compression)
+        if bucket_mb in ("all", "auto"):
+            return cls(None if bucket_mb == "all" else "auto", wire_dtype)
+        if isinstance(bucket_mb, (int, float)) and bucket_mb > 0:
+            return cls(int(bucket_mb * (1 << 20)), wire_dtype)
+        raise ConfigurationError(
+            f"bucket_mb={bucket_mb!r}: expected megabytes above 0, 'auto' or 'all'."
+        )
+
+    def inexact(self) -> dict[str, str]:
+        """Returns what does not match one device, and why."""
+        if self.wire_dtype is None:
+            return {}
+        return {"compression": f"gradients are sent between workers as {self.wire_dtype.name}"}
 
 
 def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[list[int]]:

@@ -90,7 +90,7 @@ class _Shared(keras.callbacks.CallbackList):
     def _sync_copies(self) -> None:
         """Sends the chief's variables to all workers if they differ."""
         if not agreement.are_same(self._strategy.group, self._variables()):
-            self._strategy.prepare(self.model, optimizers_of(self.model))
+            self._strategy.variables.prepare(self.model, optimizers_of(self.model))
 
     def _variables(self) -> list[keras.Variable]:
         states = [v for optimizer in optimizers_of(self.model) for v in optimizer.variables]

@@ -192,7 +192,7 @@ class Training:
             return
         with keras_optimizers.optimizers_of_one_device():
             model.optimizer.finalize_variable_values(model.trainable_variables)
-        self._outer.strategy.after_update(model.variables)
+        self._outer.strategy.variables.after_update(model.variables)
 
 
 def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.CallbackList) -> Logs:

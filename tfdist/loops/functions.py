@@ -102,10 +102,10 @@ class CompiledFunctions:
         """Returns the function that computes the outputs for batches."""
         check_function(self._model, "predict")
         needs_full_batch = self._full_batch_reason(data, "predict") is not None
-        self._strategy.place(self._model)
+        self._strategy.variables.place(self._model)
         is_first = not (self._steps or self._outputs.is_traced)
         if is_first and self._model.compiled and self._strategy.group.size > 1:
-            self._strategy.prepare(self._model, optimizers_of(self._model))
+            self._strategy.variables.prepare(self._model, optimizers_of(self._model))
         return self._outputs.function(data, needs_full_batch)
 
     def begin(self, loop: Loop) -> None:
@@ -131,14 +131,14 @@ class CompiledFunctions:
 
     def sync_copies(self) -> None:
         """Re-synchronizes the replicas after user code may have changed the model."""
-        self._strategy.sync_copies(self._all_variables())
+        self._strategy.variables.sync_copies(self._all_variables())
 
     def frequent_sync(self) -> ReplicaSync:
         """Returns a faster `sync_copies` for repeated calls. The variables must be in sync now."""
         variables = self._all_variables()
         ids = _ids(variables)
         if self._frequent_sync is None or self._frequent_sync[0] != ids:
-            self._frequent_sync = ids, self._strategy.frequent_sync(variables)
+            self._frequent_sync = ids, self._strategy.variables.frequent_sync(variables)
         return self._frequent_sync[1]
 
     def _all_variables(self) -> list[keras.Variable]:
@@ -203,7 +203,7 @@ class CompiledFunctions:
                     build.build_for_training(
                         model, strategy, data.element_spec, data.first_batch, training
                     )
-                strategy.prepare(model, optimizers_of(model))
+                strategy.variables.prepare(model, optimizers_of(model))
             if training and not any(trains for trains, *_ in self._steps):
                 self._trainable = _ids(model.trainable_variables)
             with strategy.scope():
@@ -243,8 +243,8 @@ class CompiledFunctions:
             reductions,
             lookups,
             options,
-            self._strategy.writes_alone,
-            self._strategy.bucket_bytes,
+            self._strategy.variables.writes_alone,
+            self._strategy.exchange.bucket_bytes,
         )
         results = self._custom_steps.metric_results(data)
         if not training:
@@ -267,7 +267,7 @@ class CompiledFunctions:
             one_by_one: Whether all calls make one step.
         """
         model, strategy = self._model, self._strategy
-        if model.jit_compile and not strategy.has_local_variables:
+        if model.jit_compile and not strategy.variables.are_local:
             warnings.warn(
                 "jit_compile=True is ignored, because XLA cannot read variables on another device, "
                 "as this strategy has them.",
@@ -284,7 +284,7 @@ class CompiledFunctions:
                 self._trainable = None
             try:
                 # Inside the try block, so that a lost process is not reported as a data error.
-                with strategy.translate_errors(), strategy.collective_section():
+                with strategy.translate_errors(), strategy.variables.collective_section():
                     result, logs = steps(iterator, as_tensor(num_steps))
             except TfdistError:
                 raise
@@ -465,7 +465,7 @@ class CustomSteps:
         name = "train_step" if training else "test_step"
         with policy(options.precision):
             built = trial.build(model, strategy, name, first_batch())
-        strategy.prepare(model, optimizers_of(model))
+        strategy.variables.prepare(model, optimizers_of(model))
         with strategy.scope():
             step = CustomStep(model, built, strategy, training, first_batch, options, cause)
         if step.full_batch_reason:

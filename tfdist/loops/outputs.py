@@ -96,7 +96,7 @@ class Outputs:
         is_exchanged = self._strategy.group.size > 1 and not full_batch
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, list[Any]]:
-            with self._strategy.collective_section():
+            with self._strategy.variables.collective_section():
                 result, outputs = local(iterator, num_steps)
                 if not is_exchanged:
                     return result, outputs.pieces

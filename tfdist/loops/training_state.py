@@ -129,7 +129,7 @@ class TrainingState:
         Raises:
             ConfigurationError: The state is from another model.
         """
-        with self._strategy.collective_section():
+        with self._strategy.variables.collective_section():
             variables.restore(self._functions.variables(), saved, where, within_epoch)
         waiting, accumulation = saved.state["waiting gradients"], self._functions.accumulation
         if waiting and accumulation is not None:

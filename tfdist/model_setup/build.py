@@ -92,7 +92,7 @@ def build_for_training(
     try:
         with strategy.scope(), numpy_state_kept():
             if training and not model.optimizer.built:
-                with strategy.making_state(model):
+                with strategy.variables.making_state(model):
                     keras_optimizers.build_as_fit_does(model)
             try:
                 with replaced(model.optimizer, "built", True):

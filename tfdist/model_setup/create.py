@@ -84,7 +84,7 @@ def _create(
             model = source()
         if not isinstance(model, keras.Model):
             raise ConfigurationError(_not_a_model(model))
-        if not all(strategy.owns(v.value) for v in model.variables):
+        if not all(strategy.variables.owns(v.value) for v in model.variables):
             warnings.warn(
                 "build_model returned a model that was built outside the strategy's scope. It is "
                 "rebuilt in the scope, with its weights.",
@@ -112,7 +112,7 @@ def adopt(
     """
     if not model.compiled or model.optimizer is None:
         return
-    if added := [v.path for v in model.variables if not strategy.owns(v.value)]:
+    if added := [v.path for v in model.variables if not strategy.variables.owns(v.value)]:
         raise ConfigurationError(
             f"{added[0]} was created outside the strategy's scope. Change the model inside "
             "`with trainer.strategy.scope():`, or create another Trainer with the changed model."
@@ -124,7 +124,7 @@ def adopt(
         )
     with strategy.scope(), precision.policy(policy), _unchanged_random_state():
         state = model.optimizer.variables + model.metrics_variables
-        if not all(strategy.owns(v.value) for v in state):
+        if not all(strategy.variables.owns(v.value) for v in state):
             check_optimizer(model)
             warnings.warn(
                 "The model was compiled outside the strategy's scope. Its optimizer and metrics "

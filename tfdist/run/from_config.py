@@ -46,7 +46,7 @@ def make_strategy(config: TrainConfig) -> Strategy:
         devices.limit_memory(config.memory)
     options = config.strategy_options()
     strategy = strategies.create(config.strategy, config.devices, mesh=config.mesh, **options)
-    if config.deterministic and not strategy.repeatable:
+    if config.deterministic and strategies.STRATEGIES[strategy.name].asynchronous:
         raise ConfigurationError(
             f"--deterministic: workers of {strategy.name} apply their updates in an order that "
             "differs between runs. Use another strategy."

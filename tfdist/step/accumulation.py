@@ -89,7 +89,10 @@ class GradientAccumulation:
         self._strategy, self._scaling, self._trainable = strategy, scaling, trainable
         self._every = scaling.optimizer.gradient_accumulation_steps
         self.waiting = [
-            [_zeros(variable, strategy.place_of(variable, index)) for variable in trainable]
+            [
+                _zeros(variable, strategy.variables.place_of(variable, index))
+                for variable in trainable
+            ]
             for index in range(strategy.num_local_replicas)
         ]
 

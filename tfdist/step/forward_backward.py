@@ -143,7 +143,7 @@ def forward_backward(
     for i, gradient in connected.items():
         if not isinstance(pieces(gradient)[0], tf.IndexedSlices):
             continue
-        strategy.check_table(trainable[i])
+        strategy.variables.check_table(trainable[i])
         if replica.num_microbatches > 1 and state.lookups.are_alike(i):
             connected[i] = each_piece(lambda slices: slices.values, gradient)
             indices[i] = each_piece(lambda slices: slices.indices, gradient)
@@ -173,7 +173,7 @@ def all_reduce_outputs(
         outputs: Those of this replica.
         variables: The variables that the gradients are of, by place.
     """
-    sharded = strategy.reduce_sharded(outputs.gradients, variables)
+    sharded = strategy.variables.reduce_sharded(outputs.gradients, variables)
     dense = {i: g for i, g in outputs.gradients.items() if i not in sharded}
     rest = outputs.summable()._replace(gradients={})
     gradients, sums = all_reduce_gradients(strategy, dense, rest)
@@ -197,15 +197,15 @@ def all_reduce_gradients(
         gradients: By place: dense tensors or `tf.IndexedSlices`, the same places on every replica.
         rest: Any structure of tensors to sum as well.
     """
-    wire = strategy.wire_dtype
+    wire = strategy.exchange.wire_dtype
     sent = {i: g if wire is None else tf.cast(g, wire) for i, g in gradients.items()}
-    places = buckets.in_order(gradients, strategy.bucket_bytes)
+    places = buckets.in_order(gradients, strategy.exchange.bucket_bytes)
     # Lists, because `tf.nest` sorts the keys of a dictionary.
     *first, last = [[sent[i] for i in bucket] for bucket in places]
     *summed, (of_last, rest) = buckets.each(
         functools.partial(all_reduce, strategy),
         [*first, (last, rest)],
-        strategy.bucket_bytes,
+        strategy.exchange.bucket_bytes,
         strategy.group.sums_in_order,
     )
     totals = buckets.by_index(places, [*summed, of_last])

@@ -53,7 +53,10 @@ def drawn_outputs(
         )  # fmt: skip
         is_own = options.replica_random
         own = [(v, v + offset(v, replica.index)) for v in seeds] if is_own else []
-        with Scope(own, bucket_bytes=strategy.bucket_bytes, collect_losses=True) as scope, replica:
+        with (
+            Scope(own, bucket_bytes=strategy.exchange.bucket_bytes, collect_losses=True) as scope,
+            replica,
+        ):
             outputs = drop_padding(fn(share.rows), share.num_rows)
             assigned = {place: scope.assigned(seed) for place, seed in enumerate(seeds)}
         news = {place: new for place, new in assigned.items() if new is not None}

@@ -59,7 +59,7 @@ class ReplicaRunner:
             )
         self._strategy, self._num_rounds = strategy, num_rounds
         self._variables = variables
-        self._in_xla = in_xla and strategy.has_local_variables
+        self._in_xla = in_xla and strategy.variables.are_local
         self._compute = compute if self._in_xla else with_sizes_on_host(compute)
         self._has_full_batches = full_batch_reason is not None
         self._of_first = ReplicaOutputs({}, Changes({}, {}, {}), Changes({}, {}, {}))

@@ -73,8 +73,8 @@ class ForwardState:
         reductions: Knows how the updates of user code combine.
         lookups: Knows which rows the model looks up in its embeddings.
         options: The options of the step.
-        writes_alone: As `Strategy.writes_alone`.
-        bucket_bytes: As `Strategy.bucket_bytes`, for sharded variables.
+        writes_alone: As `VariableLayout.writes_alone`.
+        bucket_bytes: As `GradientExchange.bucket_bytes`, for sharded variables.
     """
 
     def __init__(

@@ -115,9 +115,9 @@ class TrainStep:
             # (SpectralNormalization), and the gradients are those of the new value. As in Keras,
             # a step that is skipped because gradients overflow still changes the state.
             self._state.commit(sums.state, only_finite=self.scaling.active)
-            found_overflow = self._strategy.any_of_parts
+            found_overflow = self._strategy.variables.any_of_parts
             self.scaling.apply(tf.nest.flatten(gradients), clip_and_apply, found_overflow)
-            self._strategy.after_update(self._model.variables)
+            self._strategy.variables.after_update(self._model.variables)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(self.scaling.optimizer.iterations)
 
@@ -130,7 +130,7 @@ class TrainStep:
         """
         optimizer, strategy = self.scaling.optimizer, self._strategy
         if is_of_keras(optimizer) or not (
-            strategy.has_local_variables and strategy.num_local_replicas > 1
+            strategy.variables.are_local and strategy.num_local_replicas > 1
         ):
             yield
             return

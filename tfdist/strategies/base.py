@@ -12,14 +12,11 @@ there the Keras optimizer runs as it does on one device. The loop over the steps
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import MappingProxyType
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist import cluster
@@ -27,10 +24,10 @@ from tfdist.cluster.remote import connection
 from tfdist.cluster.watchdog import device_servers, start_up
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
+from tfdist.groups.buckets import GradientExchange
 from tfdist.strategies import batches
 from tfdist.strategies.feed import Feed
-from tfdist.strategies.replica_sync import FullReplicaSync, ReplicaSync
-from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
+from tfdist.strategies.variables import VariableLayout
 
 #: Takes a replica's index, a Python int, and returns a structure of tensors.
 ReplicaFn = Callable[[int], Any]
@@ -39,18 +36,24 @@ ReplicaFn = Callable[[int], Any]
 class Strategy(ABC):
     """Where the replicas of a process compute, and how they exchange sums.
 
-    A subclass implements the four abstract methods and overrides what differs of the others.
+    A subclass implements the four abstract methods and overrides what differs of the others. It
+    passes a `VariableLayout` and a `Feed` unless those of one device fit.
 
     Attributes:
         name: The name on the command line.
         devices: Names of the devices of this process, one for each replica.
         group: The processes that train together.
+        variables: Where the variables of models are, and how they stay equal.
+        exchange: How gradients are sent between processes.
+        inexact: What does not match one device under this strategy, and why.
         feed: The data of this process, and the loop that takes steps on it.
 
     Args:
         devices: Names of devices.
         group: The processes that train together; None: this process alone.
+        variables: Where variables are; None: one set in each process.
         feed: How global batches get to the replicas; None: split over the devices.
+        exchange: How gradients are sent between processes; None: all at once.
 
     Raises:
         ConfigurationError: The processes have different numbers of devices.
@@ -59,32 +62,24 @@ class Strategy(ABC):
     name: str
     #: Logical CPU devices to create if there is no GPU and nobody asks for a number.
     default_cpus = 1
-    #: Whether each replica reads its variables on its own device, which XLA requires.
-    has_local_variables = True
-    #: Whether nothing else changes the variables between a step's reads and its writes.
-    writes_alone = True
     #: Number of operations from which on the replicas call one shared traced function; None: each
     #: replica is traced separately.
     one_trace_from: int | None = None
-    #: Whether runs make the same steps, so that two runs can be bitwise identical.
-    repeatable = True
-    #: The number format in which gradients are sent; None: their own.
-    wire_dtype: tf.DType | None = None
-    #: The largest size of a gradient bucket in bytes; "auto": by the size of all gradients; None:
-    #: one bucket.
-    bucket_bytes: int | str | None = None
-    #: What does not match one device under this strategy, and why.
-    inexact: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
         devices: Sequence[str],
         group: ProcessGroup | None = None,
+        variables: VariableLayout | None = None,
         feed: Feed | None = None,
+        exchange: GradientExchange | None = None,
     ) -> None:
         self.devices = list(devices)
         self.group = LocalGroup() if group is None else group
-        self.feed = Feed(self.devices, self.group) if feed is None else feed
+        self.variables = variables or VariableLayout(self.devices, self.group)
+        self.exchange = exchange or GradientExchange()
+        self.inexact: Mapping[str, str] = self.exchange.inexact()
+        self.feed = feed or Feed(self.devices, self.group)
         self._agree()
 
     def _agree(self) -> None:
@@ -189,123 +184,15 @@ class Strategy(ABC):
 
     # ---- processes ----
 
-    def collective_section(self) -> AbstractContextManager[None]:
-        """Returns a context in which all processes are known to run the same code."""
-        return nullcontext()
-
     def translate_errors(self) -> AbstractContextManager[None]:
         """Returns a context that reports errors caused by a lost process or server as such."""
         return device_servers.watched()
 
-    # ---- variables ----
-
-    def patched_keras(self) -> AbstractContextManager[None]:
-        """Returns a context for each call of a trainer's methods.
-
-        In it, parts of Keras that expect all variables on one device work with this strategy's.
-        """
-        return nullcontext() if self.has_local_variables else kernels_read_outside_of_xla()
-
     @contextmanager
     def scope(self) -> Iterator[None]:
         """A context in which model and optimizer are created; it places their variables."""
-        with tf.device(self.devices[0]):
+        with self.variables.scope():
             yield
-
-    def owns(self, variable: tf.Variable) -> bool:
-        """Returns whether a variable is placed as the scope of this strategy would place it."""
-        return not isinstance(variable, tf.distribute.DistributedValues)
-
-    def place(self, model: Any) -> None:
-        """Decides on which device each part of a model is, and moves its weights there.
-
-        Called when the model has been created, and again when it has been built.
-
-        Raises:
-            UnsupportedModelError: The strategy cannot compute the model.
-        """
-        del model
-
-    def making_state(self, model: keras.Model) -> AbstractContextManager[None]:
-        """Returns a context in which a model's optimizer creates its state, inside `scope`.
-
-        The weights exist, but do not have the values of rank 0 yet.
-        """
-        del model
-        return nullcontext()
-
-    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
-        """Gives the state of all processes the values of rank 0, before the first step.
-
-        Raises:
-            ClusterError: The processes built different models.
-        """
-        if self.group.size > 1:
-            states = [v for optimizer in optimizers for v in optimizer.variables]
-            agreement.broadcast_and_check(self.group, model.variables + states)
-
-    def place_of(self, variable: keras.Variable, index: int) -> str:
-        """Returns the device on which a replica of this process has a variable's gradient."""
-        del variable
-        return self.devices[index]
-
-    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
-        """Copies the values of variables to the mirrored variables of the other replicas, if any.
-
-        Called before a step if user code may have changed the variables.
-
-        Args:
-            variables: All variables that steps read and write.
-        """
-        del variables
-
-    def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
-        """Returns a faster alternative to `sync_copies` for repeated calls.
-
-        Args:
-            variables: As for `sync_copies`, which was called with them before.
-        """
-        return FullReplicaSync(functools.partial(self.sync_copies, variables))
-
-    def check_table(self, table: keras.Variable) -> None:
-        """Checks that a variable with sparse gradients can be trained.
-
-        Raises:
-            UnsupportedModelError: It cannot.
-        """
-        del table
-
-    def reduce_sharded(
-        self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
-    ) -> dict[int, Any]:
-        """Sums, over all replicas, the gradients that are needed in shards.
-
-        Called on a replica, before `all_reduce` sums all others.
-
-        Args:
-            gradients: This replica's gradients, by index; the same indices on every replica.
-            variables: Their variables, by the same index.
-
-        Returns:
-            Sums by index: tensors, or a `ShardedGradient` for a sharded variable.
-        """
-        del gradients, variables
-        return {}
-
-    def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
-        """Returns whether a flag is true in any process, if each looked at its shards only.
-
-        Called inside `update`.
-        """
-        return flag
-
-    def after_update(self, variables: Sequence[keras.Variable]) -> None:
-        """Completes a step's changes to variables; called inside `update`.
-
-        Args:
-            variables: All that the step may have changed, and possibly others.
-        """
-        del variables
 
     # ---- tables ----
 
@@ -320,8 +207,10 @@ class Strategy(ABC):
             "shard policy": "each global batch is split over the replicas",
         }
         if isinstance(self.group, LocalGroup):
-            return rows | cluster.current().describe_environments()
-        return rows | cluster.current().describe() | self.group.describe()
+            rows |= cluster.current().describe_environments()
+        else:
+            rows |= cluster.current().describe() | self.group.describe()
+        return rows | self.variables.describe()
 
     def summary(self) -> dict[str, str]:
         """Returns this strategy's rows of the table at the end of a training."""

@@ -5,15 +5,16 @@ On `tf.distribute.experimental.CentralStorageStrategy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster.remote import connection
 from tfdist.devices import resolve
+from tfdist.groups.base import LocalGroup
 from tfdist.strategies.tf_distribute import TFDistribute
+from tfdist.strategies.variables import SharedVariables
 
 
 class CentralStorage(TFDistribute):
@@ -38,7 +39,6 @@ class CentralStorage(TFDistribute):
     """
 
     name = "central_storage"
-    has_local_variables = False
 
     def __init__(
         self,
@@ -55,15 +55,8 @@ class CentralStorage(TFDistribute):
                 [*map(connection.path, names)], connection.path(self.parameter_device)
             ),
             prefetch_to_device,
+            variables=SharedVariables(names, LocalGroup(), self.parameter_device),
         )
-
-    def describe(self) -> dict[str, str]:
-        return super().describe() | {"parameters on": connection.short(self.parameter_device)}
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        with tf.device(self.parameter_device):
-            yield
 
     def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
         # There is one set of variables, and every replica has the same sums.

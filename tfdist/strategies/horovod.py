@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from tfdist import devices as device_names
 from tfdist.errors import ConfigurationError
+from tfdist.groups.buckets import GradientExchange
 from tfdist.groups.horovod import HorovodGroup, limit_visible_gpus
 from tfdist.strategies import STRATEGIES
-from tfdist.strategies.gradient_exchange import set_gradient_exchange
 from tfdist.strategies.one_device import OneDevice
 
 
@@ -50,9 +50,10 @@ class Horovod(OneDevice):
                 "compression='bf16': Horovod has no such format; use compression='fp16', or "
                 "strategy 'multi_worker'."
             )
-        set_gradient_exchange(self, compression, bucket_mb)
+        exchange = GradientExchange.from_options(compression, bucket_mb)
         group = HorovodGroup()
-        super().__init__(device_of_rank(group.local_rank) if devices is None else devices, group)
+        devices = device_of_rank(group.local_rank) if devices is None else devices
+        super().__init__(devices, group, exchange)
 
 
 def device_of_rank(local_rank: int) -> str:

@@ -18,6 +18,9 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
+from tfdist.groups.base import ProcessGroup
+from tfdist.strategies.replica_sync import ReplicaSync
+from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import share_identity, values_of
 from tfdist.upstream.tensorflow_calls import ChangesOfVariables
@@ -77,6 +80,29 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
                 by_device[device].assign(value, read_value=False)
             else:
                 by_device[device] = _created(plain, value, device)
+
+
+class MirroredVariables(VariableLayout):
+    """A set of variables on the device of each replica of the process.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        others: Full names of the devices of all replicas but the first, which has the model's own
+            variables.
+    """
+
+    def __init__(self, devices: Sequence[str], group: ProcessGroup, others: Sequence[str]) -> None:
+        super().__init__(devices, group)
+        self._others = list(others)
+
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
+        sync(variables, self._others)
+
+    def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
+        if not self._others:
+            return super().frequent_sync(variables)
+        return FrequentSync(variables, self._others)
 
 
 class Difference(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError
+from tfdist.groups.buckets import GradientExchange
 from tfdist.groups.collective import CHUNK_BYTES, CollectiveGroup
 from tfdist.groups.fusion import has_size, in_chunks
 from tfdist.groups.varying_sizes import VaryingSizes
 from tfdist.strategies import STRATEGIES
-from tfdist.strategies.gradient_exchange import set_gradient_exchange
 from tfdist.strategies.tf_distribute import TFDistribute
 from tfdist.upstream.tensorflow_runtime import ordering_tokens
 
@@ -61,7 +61,7 @@ class MultiWorker(TFDistribute):
         compression: str = "none",
     ) -> None:
         STRATEGIES["multi_worker"].check(compression=compression, communication=communication)
-        set_gradient_exchange(self, compression, bucket_mb)
+        exchange = GradientExchange.from_options(compression, bucket_mb)
         group = CollectiveGroup(devices, communication)
         self.communication = group.communication
         if compression == "bf16" and self._uses_nccl:
@@ -69,7 +69,7 @@ class MultiWorker(TFDistribute):
                 "compression='bf16' needs sums of bfloat16, which TensorFlow's NCCL operations do "
                 "not have: use compression='fp16' or 'none', or communication='ring'."
             )
-        super().__init__(group.devices, group.tf_strategy, group=group)
+        super().__init__(group.devices, group.tf_strategy, group=group, exchange=exchange)
         self._varying_sizes = VaryingSizes(
             ordering_tokens(self.tf_strategy),
             self.first_replica,

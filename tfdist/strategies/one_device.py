@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.devices import resolve
 from tfdist.errors import ConfigurationError
 from tfdist.groups.base import ProcessGroup
+from tfdist.groups.buckets import GradientExchange
 from tfdist.strategies.base import ReplicaFn, Strategy
 
 
@@ -25,6 +26,7 @@ class OneDevice(Strategy):
     Args:
         devices: One device, as for `tfdist.devices.resolve`; None: the first GPU, or the CPU.
         group: The processes that train together; None: this process alone.
+        exchange: How gradients are sent between processes; None: all at once.
 
     Raises:
         ConfigurationError: Several devices.
@@ -37,6 +39,7 @@ class OneDevice(Strategy):
         self,
         devices: int | str | Sequence[str] | None = None,
         group: ProcessGroup | None = None,
+        exchange: GradientExchange | None = None,
     ) -> None:
         names = resolve(1 if devices is None else devices, self.default_cpus)
         if len(names) > 1:
@@ -44,7 +47,7 @@ class OneDevice(Strategy):
                 f"strategy {self.name!r} computes on one device per process, but got "
                 f"{', '.join(names)}: name one; 'mirrored' and 'multi_worker' take several."
             )
-        super().__init__(names, group)
+        super().__init__(names, group, exchange=exchange)
 
     def run(self, fn: ReplicaFn) -> Any:
         with tf.device(self.devices[0]):

@@ -6,20 +6,20 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.groups.base import LocalGroup, ProcessGroup
+from tfdist.groups.buckets import GradientExchange
 from tfdist.groups.fusion import by_dtype, fused, wire_dtype
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.feed import DevicePrefetch
-from tfdist.strategies.mirrored_variables import FrequentSync, on_device, read_local, sync
-from tfdist.strategies.replica_sync import ReplicaSync
+from tfdist.strategies.mirrored_variables import MirroredVariables, on_device, read_local
+from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream.random_states import RandomStates
 
 
 class TFDistribute(Strategy):
-    """Replicas of one process run by a `tf.distribute.Strategy`, each with `mirrored_variables`.
+    """Replicas of one process run by a `tf.distribute.Strategy`, each with a set of variables.
 
     Variables are never created in TensorFlow's scope: with its distributed variables, and an
     optimizer that reduces by itself, the model would not be a plain Keras model for others.
@@ -30,6 +30,8 @@ class TFDistribute(Strategy):
         prefetch_to_device: Whether per-replica batches are copied to their devices ahead of the
             step; None: if the devices are GPUs (on CPUs the copy has no benefit).
         group: The processes that train together; None: this process alone.
+        variables: Where variables are; None: on the device of each replica.
+        exchange: How gradients are sent between processes; None: all at once.
     """
 
     default_cpus = 2
@@ -40,6 +42,8 @@ class TFDistribute(Strategy):
         tf_strategy: tf.distribute.Strategy,
         prefetch_to_device: bool | None = None,
         group: ProcessGroup | None = None,
+        variables: VariableLayout | None = None,
+        exchange: GradientExchange | None = None,
     ) -> None:
         self.tf_strategy = tf_strategy
         self._places = list(tf_strategy.extended.worker_devices)
@@ -49,17 +53,12 @@ class TFDistribute(Strategy):
         feed = None
         if prefetch_to_device and len(devices) * group.size > 1:
             feed = DevicePrefetch(devices, group, self._places)
-        super().__init__(devices, group, feed)
         # The device of each replica's mirrored variables; empty: the replica uses the model's own.
-        others = self._places[1:]
-        self._copies = ["", *(others if self.has_local_variables else [""] * len(others))]
-
-    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
-        sync(variables, [device for device in self._copies if device])
-
-    def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
-        devices = [device for device in self._copies if device]
-        return FrequentSync(variables, devices) if devices else super().frequent_sync(variables)
+        self._copies = [""] * len(devices)
+        if variables is None:
+            self._copies[1:] = self._places[1:]
+            variables = MirroredVariables(devices, group, self._places[1:])
+        super().__init__(devices, group, variables, feed, exchange)
 
     def run(self, fn: ReplicaFn) -> Any:
         # The replicas run in turns. Python code draws the same numbers on every one of them, and

@@ -6,18 +6,18 @@ device. Other strategies automate this. Read this module to learn how a strategy
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster.remote import connection
 from tfdist.devices import resolve
-from tfdist.groups.base import ProcessGroup
+from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.groups.fusion import fused, local_sum
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.replica_threads import ReplicaThreads
+from tfdist.strategies.variables import SharedVariables
 
 
 class Towers(Strategy):
@@ -41,7 +41,6 @@ class Towers(Strategy):
 
     name = "towers"
     default_cpus = 2
-    has_local_variables = False
 
     def __init__(
         self,
@@ -49,18 +48,12 @@ class Towers(Strategy):
         parameter_device: str = "CPU:0",
         group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__(resolve(devices, self.default_cpus), group)
+        names = resolve(devices, self.default_cpus)
         (parameter_device,) = resolve([parameter_device], self.default_cpus)
         self.parameter_device = connection.on_this_host(parameter_device)
+        group = LocalGroup() if group is None else group
+        super().__init__(names, group, SharedVariables(names, group, self.parameter_device))
         self._threads = ReplicaThreads()
-
-    def describe(self) -> dict[str, str]:
-        return super().describe() | {"parameters on": connection.short(self.parameter_device)}
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        with tf.device(self.parameter_device):
-            yield
 
     def run(self, fn: ReplicaFn) -> list[Any]:
         return self._threads.run(fn, self.devices, self._sum)

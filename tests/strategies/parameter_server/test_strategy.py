@@ -185,7 +185,7 @@ def errors_of_a_lost_server() -> list[str]:
     losing = keras.callbacks.LambdaCallback(on_epoch_end=lose)
     losing.on_test_begin = lose
     messages = []
-    with mock.patch.object(other.strategy._coordinator, "join", lose):
+    with mock.patch.object(other.strategy.feed._coordinator, "join", lose):
         for attempt in (
             lambda: one.fit(**FIT, callbacks=[losing]),
             lambda: one.evaluate(ROWS, LABELS, verbose=0, callbacks=[losing]),

@@ -60,7 +60,7 @@ def test_stages_are_on_their_devices_and_match_one_device(
     np.testing.assert_allclose(trainer.fit(**fit).history["loss"], losses, rtol=1e-5)
     assert_same_weights(trainer.model, plain)
     first = trainer.model.get_layer("first").variables
-    stages = pipeline.stages.weights()
+    stages = pipeline.variables.stages.weights()
     on_first = stages[0] + (stages[2] if len(stages) == 4 else [])
     optimizer = trainer.model.optimizer
     for variable in (v for v in optimizer.variables if len(v.shape)):

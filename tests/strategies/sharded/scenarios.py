@@ -76,7 +76,7 @@ def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
 
 def num_bytes_sent(strategy: Strategy, precision: str) -> float:
     """Trains a step with a bucket for each layer, and returns the bytes that this process sent."""
-    strategy.bucket_bytes = 1
+    strategy.exchange.bucket_bytes = 1
     trainer = Trainer(wide, strategy, precision=precision)
     with traffic.counted(strategy.group.size) as counted:
         trainer.fit(WIDE, WIDE, batch_size=len(WIDE), verbose=0)

@@ -17,10 +17,11 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError, ConfigurationError, first_line
-from tfdist.groups.base import LocalGroup
+from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.parameter_server.cluster import connect, find_tasks
 from tfdist.strategies.parameter_server.loop import AsynchronousFeed, Ledger
+from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream import keras_model, tensorflow_runtime
 from tfdist.upstream.keras_optimizers import unwrapped
 from tfdist.upstream.patching import all_replaced
@@ -64,8 +65,6 @@ class ParameterServer(Strategy):
     """
 
     name = "parameter_server"
-    has_local_variables = False
-    repeatable = False
 
     def __init__(
         self,
@@ -85,15 +84,14 @@ class ParameterServer(Strategy):
         # In a notebook TensorFlow would log each wait, and its end when output is closed already.
         tf.get_logger().setLevel(max(tf.get_logger().level, logging.WARNING))
         coordinator = tf.distribute.coordinator.ClusterCoordinator(self.tf_strategy)
-        self._next_server = itertools.cycle(range(self.num_servers))
         self.ledger = Ledger()
         # The device of a step: each worker makes whole steps by itself.
         device, group = ["CPU:0"], LocalGroup()
         feed = AsynchronousFeed(device, group, self.ledger, coordinator, self.num_trainers)
-        super().__init__(device, group, feed)
+        variables = ServedVariables(device, group, self.num_servers, self.num_trainers == 1)
+        super().__init__(device, group, variables, feed)
         cluster.on_barrier(self.group.barrier)
-        self.writes_alone = self.num_trainers == 1
-        if not self.writes_alone:
+        if self.num_trainers > 1:
             self.inexact = {
                 "asynchronous workers": "a gradient may belong to weights that others have changed "
                 "since; moving statistics are those of the last worker that wrote"
@@ -102,7 +100,7 @@ class ParameterServer(Strategy):
     @property
     def first_replica(self) -> Any:
         """A different number for each step, so that no two workers draw the same mask."""
-        return 0 if self.writes_alone else self.ledger.ticket
+        return 0 if self.variables.writes_alone else self.ledger.ticket
 
     def describe(self) -> dict[str, str]:
         return {
@@ -114,30 +112,6 @@ class ParameterServer(Strategy):
 
     def summary(self) -> dict[str, str]:
         return self.ledger.summary()
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        with tf.variable_creator_scope(self._on_server):
-            yield
-
-    def _on_server(self, next_creator: Callable[..., Any], **options: Any) -> Any:
-        """Creates a variable on the next server; optimizer state is with its weight."""
-        if _SERVERS in tensorflow_runtime.current_device():
-            return next_creator(**options)
-        with tf.device(f"{_SERVERS}/task:{next(self._next_server)}/device:CPU:0"):
-            return next_creator(**options)
-
-    def owns(self, variable: tf.Variable) -> bool:
-        return _SERVERS in variable.device
-
-    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
-        inner = [unwrapped(optimizer) for optimizer in optimizers]
-        steps = max((o.gradient_accumulation_steps or 0 for o in inner), default=0)
-        if steps and not self.writes_alone:
-            raise ConfigurationError(
-                f"gradient_accumulation_steps={steps} counts batches, which asynchronous workers "
-                "would mix: use accumulate in the Trainer."
-            )
 
     def run(self, fn: ReplicaFn) -> Any:
         with fetch_rows_only():
@@ -163,6 +137,48 @@ class ParameterServer(Strategy):
                 f"A parameter server and its variables are gone ({first_line(error)}): "
                 "start the cluster again to resume from the last checkpoint."
             ) from error
+
+
+class ServedVariables(VariableLayout):
+    """Each variable on one parameter server, in turn.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        num_servers: The number of servers.
+        writes_alone: As for `VariableLayout`.
+    """
+
+    are_local = False
+
+    def __init__(
+        self, devices: Sequence[str], group: ProcessGroup, num_servers: int, writes_alone: bool
+    ) -> None:
+        super().__init__(devices, group)
+        self.writes_alone = writes_alone
+        self._next_server = itertools.cycle(range(num_servers))
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return tf.variable_creator_scope(self._on_server)
+
+    def _on_server(self, next_creator: Callable[..., Any], **options: Any) -> Any:
+        """Creates a variable on the next server; optimizer state is with its weight."""
+        if _SERVERS in tensorflow_runtime.current_device():
+            return next_creator(**options)
+        with tf.device(f"{_SERVERS}/task:{next(self._next_server)}/device:CPU:0"):
+            return next_creator(**options)
+
+    def owns(self, variable: tf.Variable) -> bool:
+        return _SERVERS in variable.device
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        inner = [unwrapped(optimizer) for optimizer in optimizers]
+        steps = max((o.gradient_accumulation_steps or 0 for o in inner), default=0)
+        if steps and not self.writes_alone:
+            raise ConfigurationError(
+                f"gradient_accumulation_steps={steps} counts batches, which asynchronous workers "
+                "would mix: use accumulate in the Trainer."
+            )
 
 
 def atomic_adds() -> AbstractContextManager[None]:

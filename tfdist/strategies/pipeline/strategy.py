@@ -7,8 +7,8 @@ summed in the same way. What differs is where an operation runs, and in which or
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.cluster.remote import connection
 from tfdist.devices import colocate_with_inputs
 from tfdist.groups import agreement
+from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
@@ -29,6 +30,7 @@ from tfdist.strategies.pipeline.stages import Stages, refused_custom_step
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
+from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_model import move, values_chosen_by
 from tfdist.upstream.keras_optimizers import slots_of
@@ -68,7 +70,7 @@ class Pipeline(Strategy):
 
     name = "pipeline"
     default_cpus = 2
-    has_local_variables = False
+    variables: StagedVariables
 
     def __init__(
         self,
@@ -90,61 +92,31 @@ class Pipeline(Strategy):
         names, group = join_processes(process_group, requested, self.default_cpus)
         self.num_stages = planning.stages_on(len(names), num_stages, micro_batches, order)
         self.micro_batches, self.order = micro_batches, order
-        self._host = connection.on_this_host("CPU:0")
-        micro = ("micro-batches", "micro_batches")
-        super().__init__(names, group, Feed(names, group, micro_batches, micro))
-        if group.size > 1:
-            agreement.check_same_count(group, micro_batches, *micro)
-        self.planner = StagePlanner(
+        planner = StagePlanner(
             len(names), self.num_stages, micro_batches, order, layers, balance, balance_rows
         )
+        micro = ("micro-batches", "micro_batches")
+        feed = Feed(names, group, micro_batches, micro)
+        super().__init__(names, group, StagedVariables(names, group, planner), feed)
+        if group.size > 1:
+            agreement.check_same_count(group, micro_batches, *micro)
         self._threads = ReplicaThreads()
-        self._stages_of: weakref.WeakKeyDictionary[keras.Operation, list[int]]
-        self._stages_of = weakref.WeakKeyDictionary()
         self._tracing: Tracing | None = None
-        self.stages: Stages | None = None
 
     def describe(self) -> dict[str, str]:
         rows = super().describe()
         del rows["replicas"]
         return rows | planning.describe(
-            self.stages, self.devices, self.num_stages, self.micro_batches, self.order
+            self.variables.stages, self.devices, self.num_stages, self.micro_batches, self.order
         )
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        with connection.spread(self.devices, self._host):
-            yield
-
-    def place(self, model: Any) -> None:
-        if not model.built:
-            return
-        self.stages = found = self.planner.stages_of(model)
-        self._stages_of.update(found.stages_of_calls())
-        homes = self._homes()
-        for weights in found.weights():
-            for weight in weights:
-                if keras.backend.is_float_dtype(
-                    weight.dtype
-                ):  # seeds and counters stay on the host
-                    move(weight, homes[id(weight)])
 
     def check_custom_step(self, step: str) -> None:
         raise refused_custom_step(step)
 
-    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
-        self.place(model)
-        homes = self._homes()
-        for optimizer in optimizers:
-            for slot, weight in slots_of(optimizer):
-                if id(weight) in homes:
-                    move(slot, homes[id(weight)])
-        super().prepare(model, optimizers)
-
     def run(self, fn: ReplicaFn) -> list[Any]:
         order = Order(self.order, self.num_stages, self.micro_batches, len(self.devices))
-        homes = self._stage_devices()
-        self._tracing = Tracing(self._stages_of, homes, order, self._threads.index)
+        homes = self.variables.stage_devices()
+        self._tracing = Tracing(self.variables.stages_of, homes, order, self._threads.index)
         try:
             tracing = self._tracing
             with operations_called_through(tracing.call), values_chosen_by(tracing.value):
@@ -181,9 +153,6 @@ class Pipeline(Strategy):
     def all_reduce(self, tensors: list) -> list:
         return self._threads.exchange(tensors) if tensors else []
 
-    def place_of(self, variable: keras.Variable, index: int) -> str:
-        return variable.value.device
-
     def _sum(self, terms_by_micro_batch: list[list]) -> list:
         """Sums over micro-batches and processes, each tensor on its own device."""
         sums = []
@@ -194,16 +163,67 @@ class Pipeline(Strategy):
                 sums.append(local_sum(terms) if known is None else known)
         return by_device(self.group.all_reduce, sums) if self.group.size > 1 else sums
 
+
+class StagedVariables(VariableLayout):
+    """The variables of each stage of a pipeline, on the device of the stage.
+
+    Attributes:
+        stages: The stages of the model; None: the shapes of the data are not known yet.
+        stages_of: The stages of the calls of each operation, in order.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        planner: Splits models into stages.
+    """
+
+    are_local = False
+
+    def __init__(self, devices: Sequence[str], group: ProcessGroup, planner: StagePlanner) -> None:
+        super().__init__(devices, group)
+        self._planner = planner
+        self.stages_of: weakref.WeakKeyDictionary[keras.Operation, list[int]]
+        self.stages_of = weakref.WeakKeyDictionary()
+        self.stages: Stages | None = None
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return connection.spread(self._devices, connection.on_this_host("CPU:0"))
+
+    def place(self, model: Any) -> None:
+        if not model.built:
+            return
+        self.stages = found = self._planner.stages_of(model)
+        self.stages_of.update(found.stages_of_calls())
+        homes = self._homes()
+        for weights in found.weights():
+            for weight in weights:
+                if keras.backend.is_float_dtype(
+                    weight.dtype
+                ):  # seeds and counters stay on the host
+                    move(weight, homes[id(weight)])
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        self.place(model)
+        homes = self._homes()
+        for optimizer in optimizers:
+            for slot, weight in slots_of(optimizer):
+                if id(weight) in homes:
+                    move(slot, homes[id(weight)])
+        super().prepare(model, optimizers)
+
+    def place_of(self, variable: keras.Variable, index: int) -> str:
+        return variable.value.device
+
     def _homes(self) -> dict[int, str]:
         """Returns the device of each weight, by its id."""
         weights = [] if self.stages is None else self.stages.weights()
         return {
             id(weight): device
-            for device, own in zip(self._stage_devices(), weights, strict=False)
+            for device, own in zip(self.stage_devices(), weights, strict=False)
             for weight in own
         }
 
-    def _stage_devices(self) -> list[str]:
+    def stage_devices(self) -> list[str]:
         """Returns the device of each stage."""
-        num = len(self.devices)
-        return [self.devices[device_of(stage, num)] for stage in range(self.num_stages)]
+        num = len(self._devices)
+        return [self._devices[device_of(stage, num)] for stage in range(self._planner.num_stages)]

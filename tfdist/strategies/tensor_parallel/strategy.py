@@ -11,7 +11,7 @@ import collections
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -20,6 +20,7 @@ import tensorflow as tf
 from tfdist.cluster.remote import connection
 from tfdist.devices import colocate_with_inputs
 from tfdist.errors import TooFewDevicesError
+from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_device
 from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
@@ -31,6 +32,7 @@ from tfdist.strategies.tensor_parallel.calls import Calls
 from tfdist.strategies.tensor_parallel.layout import Layout, layout
 from tfdist.strategies.tensor_parallel.rules import Rules
 from tfdist.strategies.tensor_parallel.splits import Cut
+from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, unwrapped
 from tfdist.upstream.keras_training import weights_swapped_by_assignment
@@ -80,7 +82,7 @@ class TensorParallel(Strategy):
 
     name = "tensor_parallel"
     default_cpus = 2
-    has_local_variables = False
+    variables: SlicedVariables
 
     def __init__(
         self,
@@ -99,31 +101,93 @@ class TensorParallel(Strategy):
                 f"strategy 'tensor_parallel' splits layers over devices, but got only {names[0]}: "
                 "use devices=2 or more, or strategy 'one_device'."
             )
-        self._host = connection.on_this_host("CPU:0")
-        # One replica, which has all rows, and slices of the layers on each device.
-        super().__init__(names, group, Feed(names, group, num_shares=1))
         self.layout = None if layout is None else dict(rules.checked(layout))
         self._by_rows = split_activations == "rows"
-        self._smallest = 1 if layout is not None else smallest
-        self._layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
-        self._layouts = weakref.WeakKeyDictionary()
-        self._rows = {"split": "known when the shapes of the data are known"}
+        # One replica, which has all rows, and slices of the layers on each device.
+        variables = SlicedVariables(names, group, self.layout, smallest)
+        super().__init__(names, group, variables, Feed(names, group, num_shares=1))
 
     def describe(self) -> dict[str, str]:
         rows = super().describe() | {"shard policy": "each device has all rows of a batch"}
         if self._by_rows:
             rows["activations"] = "between split layers, in parts of the rows on all devices"
-        return rows | self._rows
+        return rows
+
+    def run(self, fn: ReplicaFn) -> Any:
+        known = list(self.variables.layouts.values())
+        splits = [split for layout in known for split in layout.splits]
+        following = [layer for layout in known for layer in layout.following]
+        between = [operation for layout in known for operation in layout.between]
+        calls = Calls(self.devices).instead(splits, following, between, self._by_rows)
+        with calls, tf.device(self.devices[0]):
+            return fn(0)
+
+    def local_results(self, results: Any) -> list[Any]:
+        return [results]
+
+    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+        flat = tf.nest.flatten(sources)
+        # Those of a graph are on the devices of the forward pass, unlike a tape's.
+        of_graph = not tf.executing_eagerly()
+        found = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
+        return [_or_none(g) for g in tf.nest.pack_sequence_as(list(sources), found)]
+
+    def all_reduce(self, tensors: list) -> list:
+        return self.variables.all_reduce(tensors)
+
+    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
+        if tf.executing_eagerly():
+            return [fn(results)]
+        with tf.compat.v1.device(colocate_with_inputs):
+            return [fn(results)]
+
+    def outputs(
+        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
+    ) -> list[Any]:
+        if not whole:
+            return super().outputs(fn, element)
+        return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
+
+
+class SlicedVariables(VariableLayout):
+    """Slices of the weights of split layers, one on each device; what stays whole is on the first.
+
+    Attributes:
+        layouts: How each model is split.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        rules: As `layout` of `TensorParallel`.
+        smallest: As for `TensorParallel`.
+    """
+
+    are_local = False
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group: ProcessGroup,
+        rules: Mapping[str, Any] | None,
+        smallest: int,
+    ) -> None:
+        super().__init__(devices, group)
+        self._host, self._rules = connection.on_this_host("CPU:0"), rules
+        self._smallest = 1 if rules is not None else smallest
+        self.layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
+        self.layouts = weakref.WeakKeyDictionary()
+        self._rows = {"split": "known when the shapes of the data are known"}
+
+    def describe(self) -> dict[str, str]:
+        return self._rows
 
     @contextmanager
     def patched_keras(self) -> Iterator[None]:
         with super().patched_keras(), weights_swapped_by_assignment():
             yield
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        with connection.spread(self.devices, self._host):
-            yield
+    def scope(self) -> AbstractContextManager[Any]:
+        return connection.spread(self._devices, self._host)
 
     def place(self, model: Any) -> None:
         if model.built:
@@ -147,10 +211,10 @@ class TensorParallel(Strategy):
         """Gives each device its slices of the weights, and the first device what stays whole."""
         plain = [unwrapped(optimizer) for optimizer in optimizers]
         found = layout(
-            model, plain, len(self.devices), self.layout, self._smallest, self._layouts.get(model)
+            model, plain, len(self._devices), self._rules, self._smallest, self.layouts.get(model)
         )
-        self._layouts[model] = found
-        self._rows = _describe(model, found, self.devices)
+        self.layouts[model] = found
+        self._rows = _describe(model, found, self._devices)
         cut = {id(own.variable): own for split in found.splits for own in split.cuts}
         for variable in model.variables:
             if id(variable) in cut:
@@ -164,7 +228,7 @@ class TensorParallel(Strategy):
         """Moves a variable to the first device as a whole."""
         if isinstance(variable, ShardedVariable):  # it could be split before
             keras_variables.unite(variable, self._host)
-        keras_model.move(variable, self.devices[0])
+        keras_model.move(variable, self._devices[0])
 
     def _divide(self, own: Cut) -> None:
         """Divides a variable, unless it is divided in this way already."""
@@ -173,53 +237,22 @@ class TensorParallel(Strategy):
             if variable.division == own.division:
                 return
             keras_variables.unite(variable, self._host)
-        keras_variables.divide(variable, own.division, self.devices, keep_whole=False)
-
-    def run(self, fn: ReplicaFn) -> Any:
-        known = list(self._layouts.values())
-        splits = [split for layout in known for split in layout.splits]
-        following = [layer for layout in known for layer in layout.following]
-        between = [operation for layout in known for operation in layout.between]
-        calls = Calls(self.devices).instead(splits, following, between, self._by_rows)
-        with calls, tf.device(self.devices[0]):
-            return fn(0)
-
-    def local_results(self, results: Any) -> list[Any]:
-        return [results]
-
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
-        flat = tf.nest.flatten(sources)
-        # Those of a graph are on the devices of the forward pass, unlike a tape's.
-        of_graph = not tf.executing_eagerly()
-        found = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
-        return [_or_none(g) for g in tf.nest.pack_sequence_as(list(sources), found)]
+        keras_variables.divide(variable, own.division, self._devices, keep_whole=False)
 
     def all_reduce(self, tensors: list) -> list:
-        if self.group.size == 1:
+        """Returns tensors summed over the processes, each on its own device."""
+        if self._group.size == 1:
             return tensors
-        return by_device(self.group.all_reduce, tensors)
+        return by_device(self._group.all_reduce, tensors)
 
     def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums the gradients of each slice over the processes, on the slice's device."""
         own = {i: ShardedGradient(g) for i, g in gradients.items() if isinstance(g, tuple)}
-        if self.group.size == 1:
+        if self._group.size == 1:
             return own
         return tf.nest.pack_sequence_as(own, self.all_reduce(tf.nest.flatten(own)))
-
-    def update(self, fn: Callable[[Any], Any], results: Any) -> list[Any]:
-        if tf.executing_eagerly():
-            return [fn(results)]
-        with tf.compat.v1.device(colocate_with_inputs):
-            return [fn(results)]
-
-    def outputs(
-        self, fn: Callable[[batches.Batch], Any], element: batches.Element, whole: bool = False
-    ) -> list[Any]:
-        if not whole:
-            return super().outputs(fn, element)
-        return self.local_results(self.run(lambda i: fn(element.shares[i].rows)))
 
 
 def _or_none(gradient: Any) -> Any:

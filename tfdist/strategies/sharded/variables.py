@@ -1,0 +1,344 @@
+"""Shards of variables and optimizer state: over the devices of a process, or over processes."""
+
+from __future__ import annotations
+
+import gc
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster.remote import connection
+from tfdist.errors import UnsupportedModelError
+from tfdist.groups import agreement, buckets
+from tfdist.groups.base import ProcessGroup
+from tfdist.groups.buckets import GradientExchange
+from tfdist.strategies import mirrored_variables
+from tfdist.strategies.sharded import plan
+from tfdist.strategies.sharded.division import OverDevices, OverProcesses
+from tfdist.strategies.sharded.rank0_coordinator import Rank0Coordinator
+from tfdist.strategies.variables import VariableLayout
+from tfdist.upstream import keras_model, keras_variables
+from tfdist.upstream.keras_layers import read_own_kernels_outside_of_xla
+from tfdist.upstream.keras_optimizers import (
+    on_slot_creation,
+    refuse_elsewhere,
+    slots_of,
+    unwrapped,
+)
+from tfdist.upstream.keras_training import weights_swapped_by_assignment
+from tfdist.upstream.keras_variables import (
+    Division,
+    ShardedGradient,
+    ShardedVariable,
+)
+
+_HOME = "_tfdist_home"  # attribute of a whole weight: the device that has its state
+
+
+class ShardedVariables(VariableLayout):
+    """Shards of variables and of optimizer state, one for each owner.
+
+    Attributes:
+        copies_weights: Whether each replica also has the full weights.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        owners: The names of the owners, one for each shard.
+        shard: As for `Sharded`.
+        smallest: As for `Sharded`.
+        offload: As for `Sharded`.
+    """
+
+    are_local = False
+    #: Where state is that is not sharded.
+    rest_is = "each on one device"
+    is_rest_copied = False
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group: ProcessGroup,
+        owners: Sequence[str],
+        shard: str,
+        smallest: int,
+        offload: str,
+    ) -> None:
+        super().__init__(devices, group)
+        self._is_offloaded = offload == "optimizer"
+        host = connection.on_this_host("CPU:0")
+        self._shard_devices = [host] * len(devices) if self._is_offloaded else self._devices
+        self._shard, self.copies_weights = shard, shard != "parameters"
+        self._owners, self._smallest = list(owners), max(smallest, len(owners))
+        self._placed: dict[str, str] = {}
+
+    @contextmanager
+    def patched_keras(self) -> Iterator[None]:
+        with super().patched_keras(), weights_swapped_by_assignment():
+            yield
+
+    @abstractmethod
+    def division_of(self, variable: keras.Variable) -> Division:
+        """Returns how a variable is divided among the owners."""
+
+    def describe(self) -> dict[str, str]:
+        rows = {"sharded": plan.WHAT[self._shard]} | self._placed
+        if self._is_offloaded:
+            rows["offloaded"] = "shards of weights and optimizer state are on the host"
+        return rows
+
+    def place(self, model: keras.Model) -> None:
+        if not (model.built and model.compiled) or model.optimizer is None:
+            return
+        optimizer = unwrapped(model.optimizer)
+        planned = self._plan(model, [optimizer])
+        self._placed = {"split": planned.describe(len(self._owners), self.rest_is)}
+        if (state := plan.state_of(optimizer)) is not None:
+            held = planned.bytes_by_owner(
+                self._owners, state, self.copies_weights, self.is_rest_copied
+            )
+            each = ", ".join(f"{owner} {num / 1e6:,.1f} MB" for owner, num in held.items())
+            self._placed["weights and optimizer state"] = each
+
+    @contextmanager
+    def making_state(self, model: keras.Model) -> Iterator[None]:
+        """A context that shards optimizer state as soon as it is created, so it is never whole.
+
+        On every rank it begins with the same numbers, which do not depend on the weights.
+        """
+        optimizer = unwrapped(model.optimizer)
+        cut = {id(weight) for weight in self._plan(model, [optimizer]).cut}
+
+        def divide(slot: keras.Variable, weight: keras.Variable) -> None:
+            if id(weight) in cut and slot.shape == weight.shape:
+                self._divide(slot, keep_whole=False)
+
+        with on_slot_creation(divide):
+            yield
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        super().prepare(model, optimizers)
+        plain = [unwrapped(optimizer) for optimizer in optimizers]
+        planned = self._plan(model, plain)
+        slots: dict[int, list[keras.Variable]] = {}
+        for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
+            slots.setdefault(id(weight), []).append(slot)
+        for weight in planned.cut:
+            self._cut(weight, slots.get(id(weight), []))
+        for weight, owner in planned.homes:
+            self.keep_whole(weight, slots.get(id(weight), []), owner)
+        read_own_kernels_outside_of_xla(model)
+        for optimizer in plain if planned.cut else ():
+            refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
+        if self.copies_weights:
+            self.sync_copies(model.variables)
+        gc.collect()  # cycles may hold the full values, and Python frees them at any time
+
+    def _plan(self, model: Any, optimizers: Sequence[Any]) -> plan.Plan:
+        return plan.plan(model, optimizers, self._owners, self._smallest)
+
+    def _cut(self, weight: keras.Variable, slots: list[keras.Variable]) -> None:
+        """Gives each owner its shard of a weight and of the weight's optimizer state."""
+        if not isinstance(weight, ShardedVariable):
+            self._divide(weight, self.copies_weights)
+        for slot in slots:
+            if not isinstance(slot, ShardedVariable) and slot.shape == weight.shape:
+                self._divide(slot, keep_whole=False)
+
+    def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
+        division = self.division_of(variable)
+        keras_variables.divide(variable, division, self._shard_devices, keep_whole)
+
+    def keep_whole(
+        self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str
+    ) -> None:
+        """Leaves a weight and its optimizer state whole.
+
+        Args:
+            weight: A weight that is not sharded.
+            slots: Its optimizer state.
+            owner: The owner that has least so far.
+        """
+        del owner
+        for variable in [weight, *slots]:
+            if isinstance(variable, ShardedVariable):  # it could be sharded before
+                keras_variables.unite(variable, self._devices[0])
+
+    def check_table(self, table: keras.Variable) -> None:
+        if self._shard != "optimizer" and isinstance(table, ShardedVariable):
+            raise UnsupportedModelError(
+                f"{table.path!r} is a table that no Embedding holds, and its sparse gradients "
+                "cannot be sharded: use keras.layers.Embedding, shard='optimizer', or "
+                f"Sharded(smallest=N) with more than its {table.shape.num_elements()} elements."
+            )
+
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
+        for weight in variables if self.copies_weights else ():
+            if isinstance(weight, ShardedVariable) and weight.is_whole:
+                weight.assign_parts(weight.value)
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        for weight in variables if self.copies_weights else ():
+            if isinstance(weight, ShardedVariable) and weight.is_whole:
+                weight.value.assign(weight.joined())
+
+
+class DeviceShards(ShardedVariables):
+    """A shard for each device of a process; each of several processes has all shards.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        shard: As for `Sharded`.
+        smallest: As for `Sharded`.
+        offload: As for `Sharded`.
+        exchange: Sums tensors over all replicas, each where the first replica has it.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group: ProcessGroup,
+        shard: str,
+        smallest: int,
+        offload: str,
+        exchange: Callable[[list], list],
+    ) -> None:
+        owners = [*map(connection.short, devices)]
+        super().__init__(devices, group, owners, shard, smallest, offload)
+        self._division, self._exchange = OverDevices(len(devices)), exchange
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return connection.spread(self._devices, connection.of_this_process(self._devices[0]))
+
+    def division_of(self, variable: keras.Variable) -> OverDevices:
+        del variable
+        return self._division
+
+    def keep_whole(
+        self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str
+    ) -> None:
+        super().keep_whole(weight, slots, owner)
+        owner = self._devices[self._owners.index(owner)]
+        setattr(weight, _HOME, owner)
+        for variable in slots if self.copies_weights else [weight, *slots]:
+            keras_model.move(variable, owner)
+
+    def sync_copies(self, variables: Sequence[keras.Variable]) -> None:
+        if self.copies_weights:
+            weights = [v for v in variables if _has_copies(v)]
+            mirrored_variables.sync(weights, self._devices[1:])
+        super().sync_copies(variables)
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        super().after_update(variables)
+        for weight in variables if self.copies_weights else ():
+            if _has_copies(weight):
+                for device, copy in mirrored_variables.copies_of(weight.value).items():
+                    with tf.device(device):
+                        copy.assign(weight.value.read_value())
+
+    def reduce_sharded(
+        self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
+    ) -> dict[int, Any]:
+        """Sums each gradient where its variable's state is: each shard on its own device."""
+        own = {}
+        for place, gradient in gradients.items() if self._shard != "optimizer" else ():
+            variable = variables[place]
+            if isinstance(gradient, tf.IndexedSlices):
+                continue
+            if isinstance(variable, ShardedVariable):
+                pieces = zip(variable.cut(gradient), self._devices, strict=True)
+                own[place] = ShardedGradient(_sent(piece, device) for piece, device in pieces)
+            elif hasattr(variable, _HOME):
+                own[place] = _sent(gradient, getattr(variable, _HOME))
+        sums = self._exchange(tf.nest.flatten(own)) if own else []
+        return tf.nest.pack_sequence_as(own, sums)
+
+
+class ProcessShards(ShardedVariables):
+    """A shard for each process, which rank 0 coordinates: see `rank0_coordinator`.
+
+    Args:
+        devices: As for `VariableLayout`.
+        group: As for `VariableLayout`.
+        shard: As for `Sharded`.
+        smallest: As for `Sharded`.
+        offload: As for `Sharded`.
+        exchange: How gradients are sent between processes.
+        coordinator: Coordinator of this process.
+    """
+
+    rest_is = "on every rank"
+    is_rest_copied = True
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        group: ProcessGroup,
+        shard: str,
+        smallest: int,
+        offload: str,
+        exchange: GradientExchange,
+        coordinator: Rank0Coordinator,
+    ) -> None:
+        owners = [f"rank {i}" for i in range(group.size)]
+        super().__init__(devices, group, owners, shard, smallest, offload)
+        self._exchange, self._coordinator = exchange, coordinator
+
+    def division_of(self, variable: keras.Variable) -> OverProcesses:
+        return OverProcesses(
+            variable.shape.num_elements(), self._coordinator, self._group.all_reduce
+        )
+
+    def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
+        super()._divide(variable, keep_whole)
+        variable.division.introduce(variable)
+
+    def reduce_sharded(
+        self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
+    ) -> dict[int, Any]:
+        """Sums the gradients of sharded variables, of which this process gets its shard."""
+        if self._shard == "optimizer":
+            return {}
+        places = [p for p in gradients if isinstance(variables[p], ShardedVariable)]
+        order = buckets.in_order({p: gradients[p] for p in places}, self._exchange.bucket_bytes)
+        flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
+        scatter = self._group.reduce_scatter
+        sums = buckets.each(scatter, flat, self._exchange.bucket_bytes, self._group.sums_in_order)
+        totals = buckets.by_index(order, sums)
+        for place, total in totals.items():
+            total.set_shape(variables[place].parts[0].shape)
+        return {place: ShardedGradient([total]) for place, total in totals.items()}
+
+    def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
+        return self._group.all_reduce([tf.cast(flag, tf.int32)])[0] > 0
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        with self.collective_section():
+            super().after_update(variables)
+
+    @contextmanager
+    def collective_section(self) -> Iterator[None]:
+        with self._coordinator.collective_section():
+            yield
+
+    def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
+        states = [v for optimizer in optimizers for v in optimizer.variables]
+        agreement.check_shapes(self._group, model.variables + states)
+        super().prepare(model, optimizers)
+
+
+def _has_copies(variable: keras.Variable) -> bool:
+    """Returns whether `prepare` has placed a variable as a weight with copies."""
+    is_cut = isinstance(variable, ShardedVariable) and variable.is_whole
+    return is_cut or hasattr(variable, _HOME)
+
+
+def _sent(tensor: tf.Tensor, device: str) -> tf.Tensor:
+    with tf.device(device):
+        return tf.identity(tensor)
