@@ -7,7 +7,7 @@ import threading
 import pytest
 import tensorflow as tf
 
-from tfdist.cluster.watchdog import start_up
+from tfdist.cluster import deadline
 from tfdist.cluster.watchdog.status import Report, State, Status
 from tfdist.cluster.watchdog.verdict import COMPILE_SECONDS, verdict
 
@@ -65,9 +65,9 @@ def test_start_up_on_gpus_ends_only_for_a_silent_rank(
         return silent
 
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [object()] * num_gpus)
-    monkeypatch.setattr(start_up, "exit_now", exit_now)
-    monkeypatch.setattr(start_up, "SECONDS", 0.01)
-    with start_up.waiting(0, 4, look):
+    monkeypatch.setattr(deadline, "exit_now", exit_now)
+    monkeypatch.setattr(deadline, "SECONDS", 0.01)
+    with deadline.waiting(0, 4, look):
         assert checked.wait(30.0)
     assert len(reasons) == ends
     assert all(("rank 3" in reason) == bool(silent) for reason in reasons)

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster import Cluster, gpus, liveness
-from tfdist.cluster.watchdog import start_up
+from tfdist.cluster import Cluster, deadline, gpus, liveness
 from tfdist.devices import refuse_remote, requested_gpus, resolve, use_gpus
 from tfdist.errors import ClusterError, ConfigurationError, first_line
 from tfdist.groups import traffic
@@ -244,7 +243,7 @@ def _tf_strategy(
     _check_not_started()
     leader = "chief" if workers.has_chief else "worker"
     set_timeouts(workers.tasks(), leader, JOIN_SECONDS, HEARTBEAT_SECONDS)
-    waiting = start_up.waiting(workers.rank, workers.size, functools.partial(_silent, workers))
+    waiting = deadline.waiting(workers.rank, workers.size, functools.partial(_silent, workers))
     try:
         with waiting, workers_on(devices):
             return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)

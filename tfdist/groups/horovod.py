@@ -16,12 +16,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster import liveness
+from tfdist.cluster import deadline, liveness
 from tfdist.cluster.gpus import PER_WORKER
 from tfdist.cluster.liveness import roll_call
 from tfdist.cluster.networks import check_own_name
 from tfdist.cluster.remote import connection
-from tfdist.cluster.watchdog import start_up
 from tfdist.errors import ClusterError, MissingError
 from tfdist.groups import traffic
 from tfdist.groups.base import ProcessGroup
@@ -181,10 +180,10 @@ def started() -> Any:
     # compute.
     os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
     # After its timeout, Gloo aborts the process. Let the watchdog report the missing rank before.
-    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(start_up.SECONDS)))
+    os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(2 * int(deadline.SECONDS)))
     if expected:
         _others.update(roll_call(expected.rank, expected.size))
-    with start_up.waiting(
+    with deadline.waiting(
         expected.rank if expected else 0, expected.size if expected else 1, _silent
     ):
         hvd.init()

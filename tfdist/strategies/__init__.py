@@ -19,7 +19,7 @@ from pydantic import PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.cluster.environments import slurm
-from tfdist.cluster.remote.names import names_remote
+from tfdist.cluster.remote import names_remote
 from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.strategies import mesh as meshes
 from tfdist.strategies.declaration import Declaration as Declaration

@@ -20,8 +20,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster.remote import connection
-from tfdist.cluster.watchdog import device_servers, start_up
+from tfdist.cluster import deadline
+from tfdist.cluster.remote import connection, lost_servers
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.groups.buckets import GradientExchange
@@ -88,7 +88,7 @@ class Strategy(ABC):
         if isinstance(group, LocalGroup):
             return
         if group.size > 1:
-            with start_up.waiting(group.rank, group.size, group.silent):
+            with deadline.waiting(group.rank, group.size, group.silent):
                 agreement.check_same_count(group, len(self.devices), "devices", "devices")
                 agreement.synchronize_seed(group)
         cluster.on_barrier(group.barrier)
@@ -186,7 +186,7 @@ class Strategy(ABC):
 
     def translate_errors(self) -> AbstractContextManager[None]:
         """Returns a context that reports errors caused by a lost process or server as such."""
-        return device_servers.watched()
+        return lost_servers.watched()
 
     @contextmanager
     def scope(self) -> Iterator[None]:

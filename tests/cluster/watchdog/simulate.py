@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from tfdist.cluster.watchdog.batching import event_loop
+from tfdist.cluster.watchdog.heartbeat import event_loop
 from tfdist.cluster.watchdog.protocol import Coordinator, Reporter
 from tfdist.cluster.watchdog.status import Status
 from tfdist.cluster.watchdog.verdict import SILENCE_SECONDS

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfdist.cluster.environments import hints, mpi, platforms, slurm, torchrun
+from tfdist.cluster.environments import base, hints, platforms, slurm
 from tfdist.cluster.environments.base import Environment
 from tfdist.cluster.environments.tf_config import TfConfig, VertexAi
 from tfdist.cluster.record import Cluster, Environ
@@ -19,14 +19,14 @@ from tfdist.errors import ClusterError
 
 #: In order of precedence.
 TABLE: Sequence[Environment] = (
-    torchrun.TORCHRUN,  # started by any of the following, on each host
+    base.TORCHRUN,  # started by any of the following, on each host
     TfConfig(several=True),  # of tfdist's launcher, a user or a platform
-    *mpi.LAUNCHERS,
-    torchrun.PYTORCH_JOB,
-    mpi.FLUX,
+    *base.MPI,
+    base.PYTORCH_JOB,
+    base.FLUX,
     slurm.Slurm(),
-    mpi.PMI,
-    torchrun.TRAIN_JOB,
+    base.PMI,
+    base.TRAIN_JOB,
     platforms.SkyPilot(),
     platforms.DSTACK,
     platforms.LEADER_WORKER_SET,
@@ -150,5 +150,5 @@ def _unexplained(environ: Environ, applicable: Sequence[Reading]) -> list[hints.
 
 def read_mpi(environ: Environ) -> Cluster | None:
     """Returns what the launcher of MPI programs says that started this process, if any."""
-    launcher = next((one for one in (*mpi.LAUNCHERS, mpi.PMI) if one.detect(environ)), None)
+    launcher = next((one for one in (*base.MPI, base.PMI) if one.detect(environ)), None)
     return launcher.read(environ) if launcher else None

@@ -89,3 +89,70 @@ class Variables:
 
     def _port(self, environ: Environ) -> int:
         return number(environ, self.port, DEFAULT_PORT)
+
+
+# ---- launchers of MPI programs, and Horovod's: ranks, but no addresses ----
+
+
+def _prefixed(name: str, prefix: str) -> Variables:
+    """Returns an environment whose four variables have a common prefix."""
+    return Variables(
+        name,
+        rank=f"{prefix}_RANK",
+        size=f"{prefix}_SIZE",
+        local_rank=f"{prefix}_LOCAL_RANK",
+        local_size=f"{prefix}_LOCAL_SIZE",
+    )
+
+
+_PMI = ("PMI_RANK", "PMI_SIZE")
+_HYDRA = ("MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_PALS = ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
+
+#: Launchers of MPI programs that give local ranks.
+MPI = (
+    _prefixed("Horovod", "HOROVOD"),
+    _prefixed("Open MPI", "OMPI_COMM_WORLD"),
+    Variables("MPICH / Hydra", *_PMI, *_HYDRA, required=_HYDRA[0]),
+    Variables("PALS", *_PMI, *_PALS, required=_PALS[0]),
+    _prefixed("MVAPICH", "MV2_COMM_WORLD"),
+    _prefixed("jsrun", "JSM_NAMESPACE"),
+)
+FLUX = Variables("Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE")
+#: `srun`, Flux and others set these variables, too, for programs that use MPICH's protocol.
+PMI = Variables("PMI", *_PMI, absent=(_HYDRA[0], _PALS[0]))
+
+
+# ---- torchrun, whose variables training operators of Kubernetes and users set, too ----
+
+
+class Torchrun(Variables):
+    """Processes that torchrun started, with local ranks. DeepSpeed and Azure ML imitate it."""
+
+    def _port(self, environ: Environ) -> int:
+        port = number(environ, self.port, 0)
+        # torchrun itself listens at the port.
+        uses = environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True"
+        return port + (1 if port < 65535 else -1) if uses and port else super()._port(environ)
+
+
+class TrainJob(Variables):
+    """Pods of a TrainJob, of which each may start torchrun. Their number may be a range."""
+
+    def detect(self, environ: Environ) -> str:
+        """Returns the variable of the rank if the number of pods is fixed."""
+        return super().detect(environ) if environ.get(self.size, "").isdigit() else ""
+
+
+_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN = Torchrun("torchrun", *_RANKS, required="LOCAL_RANK")
+#: A PyTorchJob has one process per pod. Users also set these variables for each process.
+PYTORCH_JOB = Variables("MASTER_ADDR", *_RANKS, required="WORLD_SIZE", absent=("LOCAL_RANK",))
+TRAIN_JOB = TrainJob(
+    "TrainJob",
+    "PET_NODE_RANK",
+    "PET_NNODES",
+    master="PET_MASTER_ADDR",
+    port="PET_MASTER_PORT",
+    required="PET_NNODES",
+)

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from tfdist.cluster import networks
 from tfdist.cluster.record import joined, split
+from tfdist.cluster.remote import FULL, JOB, REMOTE
+from tfdist.cluster.remote import is_remote as is_remote
+from tfdist.cluster.remote import names_remote as names_remote
+from tfdist.cluster.remote import servers_of as servers_of
 from tfdist.cluster.remote.heartbeat import Heartbeat, Lost, first_lost, wait_for
-from tfdist.cluster.remote.names import FULL, JOB, REMOTE
-from tfdist.cluster.remote.names import is_remote as is_remote
-from tfdist.cluster.remote.names import names_remote as names_remote
-from tfdist.cluster.remote.names import servers_of as servers_of
 from tfdist.errors import PEER_LOST, ClusterError, DeviceError
 
 #: With eager operations streamed to servers, a function could read a variable before an earlier

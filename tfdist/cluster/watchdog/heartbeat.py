@@ -7,20 +7,25 @@ import atexit
 import concurrent.futures
 import contextlib
 import secrets
+import selectors
 import socket
+import time
 from collections.abc import Callable, Sequence
+from selectors import SelectorKey
 
+from tfdist.cluster.deadline import exit_now
 from tfdist.cluster.messages import job_key
 from tfdist.cluster.networks import listen_address, this_host
 from tfdist.cluster.record import Cluster, split
-from tfdist.cluster.watchdog.batching import event_loop
-from tfdist.cluster.watchdog.deadline import exit_now
-from tfdist.cluster.watchdog.protocol import Coordinator, Reporter
+from tfdist.cluster.watchdog.protocol import SMALL_JOB, Coordinator, Reporter
 from tfdist.cluster.watchdog.status import Report, State, Status
 from tfdist.console import threads
 
 _SEND_SECONDS = 1.0
 _LOOPBACK = "127.0.0.1"
+#: Time during which messages of a larger job are collected. At the end of each trainer call,
+#: sending the last report is delayed by this time.
+_BATCH_SECONDS = 0.02
 
 
 class Heartbeat:
@@ -129,3 +134,21 @@ def host_addresses(cluster: Cluster) -> tuple[list[str], str]:
     hosts = [*named[:1], *(address for address, _ in this_host().interfaces), _LOOPBACK]
     listen_at = listen_address(named) if named else ""
     return hosts, listen_at
+
+
+class _BatchingSelector(selectors.DefaultSelector):
+    """Waits before it polls, to handle messages of many workers at once, with fewer wake-ups."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        """Returns the events; see `selectors.BaseSelector.select`."""
+        delay = _BATCH_SECONDS if timeout is None else min(timeout, _BATCH_SECONDS)
+        if delay > 0:
+            time.sleep(delay)
+        return super().select(None if timeout is None else max(0.0, timeout - delay))
+
+
+def event_loop(size: int) -> asyncio.AbstractEventLoop:
+    """Returns a new event loop for the watchdog of `size` workers."""
+    if size <= SMALL_JOB:
+        return asyncio.new_event_loop()
+    return asyncio.SelectorEventLoop(_BatchingSelector())

@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any
 
 from tfdist.cluster.messages import Session, to_text
-from tfdist.cluster.watchdog.batching import SMALL_JOB
 from tfdist.cluster.watchdog.status import (
     HEARTBEAT_SECONDS,
     Report,
@@ -54,6 +53,8 @@ _ROUNDS = 5
 _BACKLOG = 4096
 #: Maximum time to send a verdict before this process exits.
 _FLUSH_SECONDS = 3.0
+#: Up to this number of workers, every message is handled immediately.
+SMALL_JOB = 64
 
 
 class _Lines(asyncio.BufferedProtocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from tfdist.cluster.deadline import COMPILE_SECONDS
 from tfdist.cluster.watchdog.status import (
     HEARTBEAT_SECONDS,
     Report,
@@ -19,9 +20,6 @@ GRACE_SECONDS = 10.0
 #: that long.
 SILENCE_SECONDS = 30.0
 
-#: Maximum time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
-#: newer GPUs: the driver compiles every kernel, which can take 30 minutes according to TensorFlow.
-COMPILE_SECONDS = 3600.0
 
 #: Maximum number of lines in the table of a verdict.
 _MAX_LINES = 32

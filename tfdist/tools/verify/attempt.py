@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tfdist import strategies
-from tfdist.cluster.watchdog.deadline import deadline
+from tfdist.cluster.deadline import deadline
 from tfdist.errors import TfdistError
 from tfdist.tools.verify.report import Verdict
 

@@ -1,20 +1,62 @@
-"""Limits how long workers wait for each other before the heartbeats begin."""
+"""Terminates a process that waits too long for other workers, with a specific exit code.
+
+`waiting` limits the time before the heartbeats of the watchdog begin.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-import tensorflow as tf
-
-from tfdist.cluster.watchdog.deadline import deadline, exit_now
-from tfdist.cluster.watchdog.verdict import COMPILE_SECONDS
+from tfdist.errors import PEER_LOST
 
 #: More than the time limits of TensorFlow and of the roll call (120 s), which raise an error.
 SECONDS = 150.0
 _CHECK_SECONDS = 10.0
+#: Maximum time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
+#: newer GPUs: the driver compiles every kernel, which can take 30 minutes according to TensorFlow.
+COMPILE_SECONDS = 3600.0
+
+
+@contextmanager
+def deadline(seconds: float, give_up: Callable[[], object]) -> Iterator[None]:
+    """Calls a function in another thread if the block takes longer than a time limit.
+
+    Args:
+        seconds: Time limit of the block.
+        give_up: Called after the time limit; reports the reason and terminates this process.
+    """
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def exit_now(reason: str) -> NoReturn:
+    """Prints the reason and the stacks of all threads, and terminates this process.
+
+    It exits without any cleanup, because cleanup could also wait for the other workers.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        print(
+            f"error: {reason}\nThis process exits with code {PEER_LOST}. Stacks of its threads:",
+            file=sys.stderr,
+            flush=True,
+        )
+        # File descriptor 2, because sys.stderr has no file descriptor in a notebook.
+        faulthandler.dump_traceback(2)
+    os._exit(PEER_LOST)
 
 
 @contextmanager
@@ -32,6 +74,8 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
     if size == 1:
         yield
         return
+
+    import tensorflow as tf
 
     finished, began = threading.Event(), time.monotonic()
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import tensorflow as tf
 
+from tfdist.cluster.deadline import exit_now
 from tfdist.cluster.remote import connection
 from tfdist.cluster.remote.heartbeat import Lost, first_lost
-from tfdist.cluster.watchdog.deadline import exit_now
 from tfdist.errors import ClusterError, first_line
 
 #: Time for TensorFlow's own error to arrive, which ends a call in an orderly way.
