@@ -7,7 +7,6 @@ so that `--help` of commands is fast.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -88,10 +87,7 @@ if hasattr(sys, "ps1"):
     # A notebook. Not in scripts, where a file of the user may shadow the package `pipelines`
     # (`tfdist.console.shadowed_packages`).
     importlib.import_module("pipelines.console.quiet").quieten_notebook()
-if os.environ.get("TF_CONFIG"):  # a launcher started this process
-    importlib.import_module("tfdist.groups.join_at_start").prepare()
-else:
-    importlib.import_module("tfdist.script_devices").prepare()
+importlib.import_module("tfdist.at_import").prepare()
 
 
 def __getattr__(name: str) -> Any:
