@@ -29,12 +29,12 @@ KINDS = {
 class Shared(LocalGroup):
     """A group of two ranks that gathers what both have sent."""
 
-    def __init__(self, sent: list[np.ndarray]) -> None:
+    def __init__(self, sent: list[Any]) -> None:
         super().__init__()
         self.sent = sent
 
-    def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
-        self.sent.append(own)
+    def gather_objects(self, value: Any) -> list[Any]:
+        self.sent.append(value)
         return self.sent
 
 

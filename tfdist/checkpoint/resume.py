@@ -118,7 +118,8 @@ def _choose(
     arrays = packed.arrays
     if strategy.group.size > 1:  # state of a process, such as an iterator's, cannot be broadcast
         arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
-    packed = Packed(text, strategy.group.broadcast_arrays(arrays))
+        arrays = strategy.group.broadcast_object(arrays)
+    packed = Packed(text, arrays)
     return path, Snapshot.unpacked(packed, path, own.shards)
 
 

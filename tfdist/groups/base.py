@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import tensorflow as tf
 
-from tfdist.groups import array_bytes
 from tfdist.groups.fusion import copied_slice
 
 #: Chunk size for exchanges of large values, which are in memory several times meanwhile.
@@ -128,8 +127,8 @@ class ProcessGroup(ABC):
 
         Each of n processes receives n times the bytes of the largest one.
         """
-        own = np.frombuffer(cloudpickle.dumps(value), np.uint8)
-        return [cloudpickle.loads(data.tobytes()) for data in self.gather_bytes(own)]
+        local = np.frombuffer(cloudpickle.dumps(value), np.uint8)
+        return [cloudpickle.loads(data) for data in self.gather_bytes(local)]
 
     def broadcast_bytes(self, data: bytes) -> bytes:
         """Returns the bytes of rank 0.
@@ -146,26 +145,12 @@ class ProcessGroup(ABC):
         return received.numpy().view(np.uint8)[:size].tobytes()
 
     def broadcast_object(self, value: Any) -> Any:
-        """Returns the Python object of rank 0."""
-        return cloudpickle.loads(self.broadcast_bytes(cloudpickle.dumps(value)))
+        """Returns the Python object of rank 0. Objects of other ranks are ignored.
 
-    def broadcast_text(self, text: str) -> str:
-        """Returns the text of rank 0."""
-        return self.broadcast_bytes(text.encode()).decode()
-
-    def broadcast_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the arrays of rank 0. Arrays of other ranks are ignored.
-
-        Each process receives them once, and a few numbers of each process.
+        Each process receives its bytes once, and one number from each process.
         """
-        if self.size == 1:
-            return dict(arrays)
-        data = (
-            array_bytes.packed(list(arrays.values())) if self.rank == 0 else np.empty(0, np.uint8)
-        )
-        names = self.broadcast_object(list(arrays))
-        received = np.frombuffer(self.broadcast_bytes(data.tobytes()), np.uint8)
-        return dict(zip(names, array_bytes.unpacked(received), strict=True))
+        data = cloudpickle.dumps(value) if self.rank == 0 else b""
+        return cloudpickle.loads(self.broadcast_bytes(data))
 
     def sum_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns the sums of floating-point arrays over the processes, with one all-reduce.

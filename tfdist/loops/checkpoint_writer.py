@@ -184,7 +184,7 @@ class CheckpointWriter:
     def _target(self, place: Place) -> tuple[Target, JointSave]:
         """Returns where to put the files of a new save by all workers, and the save."""
         group = self._strategy.group
-        token = group.broadcast_text(uuid.uuid4().hex[:8])
+        token = group.broadcast_object(uuid.uuid4().hex[:8])
         save = JointSave(place, token, group.rank, group.size)
         return target_at(self._store.folder, save, self._settings.before_upload), save
 

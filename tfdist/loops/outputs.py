@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.groups import array_bytes
 from tfdist.loops.data_handler import DataHandler
 from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.replica.options import StepOptions
@@ -291,11 +290,11 @@ def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]
     """
     if local.counts is None:
         local = _concatenated(local)
-    gathered = strategy.group.gather_bytes(array_bytes.packed(_arrays(local)))
-    if any(part.size == 0 for part in gathered):
+    gathered = strategy.group.gather_objects(_arrays(local))
+    if not all(gathered):
         return local.pieces  # no worker has outputs, or only some have, which the loop reports
     like = local.pieces[0]
-    by_worker = [_by_step(array_bytes.unpacked(part), like) for part in gathered]
+    by_worker = [_by_step(arrays, like) for arrays in gathered]
     if len(set(map(len, by_worker))) > 1:
         return local.pieces  # as above
     in_order = [

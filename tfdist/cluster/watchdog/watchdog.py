@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -24,8 +24,8 @@ class Workers(Protocol):
     size: int
     rank: int
 
-    def broadcast_text(self, text: str) -> str:
-        """Returns the text of rank 0 on every worker."""
+    def broadcast_object(self, value: Any) -> Any:
+        """Returns the object of rank 0 on every worker."""
 
 
 class Watchdog:
@@ -88,7 +88,7 @@ def _start_heartbeat(workers: Workers) -> None:
         hosts, listen_at = host_addresses(cluster.current())
         on_gpus = bool(tf.config.get_visible_devices("GPU"))
         _heartbeat = Heartbeat(
-            workers.rank, workers.size, workers.broadcast_text, hosts, on_gpus, listen_at
+            workers.rank, workers.size, workers.broadcast_object, hosts, on_gpus, listen_at
         )
 
 
