@@ -107,14 +107,14 @@ class BucketLock:
         Its age is the difference of two clocks. If they may be wrong, this waits for a refresh.
         """
         with contextlib.suppress(FileNotFoundError):
-            found = self._path.read_version()
-            age = time.time() - found.modified.timestamp()
-            if _owner_has_ended(found) or abs(age) > _LEASE_SECONDS + _CLOCK_SECONDS:
+            version = self._path.read_version()
+            age = time.time() - version.modified.timestamp()
+            if _owner_has_ended(version) or abs(age) > _LEASE_SECONDS + _CLOCK_SECONDS:
                 return False
             if 0 <= age < _LEASE_SECONDS:
                 return True
             time.sleep(1.5 * _HEARTBEAT_SECONDS)
-            return self._path.read_version().data != found.data
+            return self._path.read_version().data != version.data
         return False
 
     def _take(self) -> dict[str, str]:
@@ -127,16 +127,16 @@ class BucketLock:
                 self._check_conditions()
                 return identity
             with contextlib.suppress(FileNotFoundError, ChangedError):
-                found = self._path.read_version()
-                if self._is_mine(found):  # the response to our write was lost
-                    return found.identity
+                version = self._path.read_version()
+                if self._is_mine(version):  # the response to our write was lost
+                    return version.identity
                 if seen is None:
-                    seen, since = found, time.monotonic()
+                    seen, since = version, time.monotonic()
                 expired = time.monotonic() - since >= _LEASE_SECONDS
-                if _owner_has_ended(found) or (expired and found.data == seen.data):
-                    return self._path.replace(self._content(), found.identity)
-                if found.data != seen.data:  # it was refreshed: the owner is alive
-                    raise ConfigurationError(self._in_use(found))
+                if _owner_has_ended(version) or (expired and version.data == seen.data):
+                    return self._path.replace(self._content(), version.identity)
+                if version.data != seen.data:  # it was refreshed: the owner is alive
+                    raise ConfigurationError(self._in_use(version))
             time.sleep(_HEARTBEAT_SECONDS / 20)
 
     def _check_conditions(self) -> None:
@@ -182,45 +182,45 @@ class BucketLock:
             self._identity = self._path.replace(self._content(), self._identity)
         except ChangedError:
             try:
-                found = self._path.read_version()
+                version = self._path.read_version()
             except FileNotFoundError:
                 raise ChangedError(f"{self._path} was deleted") from None
-            if not self._is_mine(found):
-                raise ChangedError(f"it is held by {_owner(found)}") from None
-            self._identity = found.identity  # the response to an earlier write was lost
+            if not self._is_mine(version):
+                raise ChangedError(f"it is held by {_owner(version)}") from None
+            self._identity = version.identity  # the response to an earlier write was lost
 
     def _content(self) -> bytes:
         # The counter makes each version unique, because some servers identify it by its contents.
         owner = {"host": _host(), "pid": os.getpid(), "started": _start_time(os.getpid())}
         return json.dumps({**owner, "token": self._token, "beat": self._num_beats}).encode()
 
-    def _is_mine(self, found: Version) -> bool:
-        return _owner_facts(found).get("token") == self._token
+    def _is_mine(self, version: Version) -> bool:
+        return _owner_facts(version).get("token") == self._token
 
-    def _in_use(self, found: Version) -> str:
+    def _in_use(self, version: Version) -> str:
         return (
-            f"{self._url} is in use by another run: {_owner(found)} holds {self._path}. Wait until "
-            "it ends, stop it, or use another folder."
+            f"{self._url} is in use by another run: {_owner(version)} holds {self._path}. Wait "
+            "until it ends, stop it, or use another folder."
         )
 
 
-def _owner_facts(found: Version) -> dict[str, Any]:
+def _owner_facts(version: Version) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        facts = json.loads(found.data)
+        facts = json.loads(version.data)
         if isinstance(facts, dict):
             return facts
     return {}
 
 
-def _owner(found: Version) -> str:
-    facts = _owner_facts(found)
+def _owner(version: Version) -> str:
+    facts = _owner_facts(version)
     host = str(facts.get("host", "?")).partition("?")[0]
     return f"process {facts.get('pid', '?')} on host {host or '?'}"
 
 
-def _owner_has_ended(found: Version) -> bool:
+def _owner_has_ended(version: Version) -> bool:
     """Returns whether the owner was a process of this host that no longer runs."""
-    facts = _owner_facts(found)
+    facts = _owner_facts(version)
     pid = facts.get("pid")
     if facts.get("host") != _host() or not isinstance(pid, int):
         return False

@@ -96,20 +96,20 @@ class BucketStore(Store):
 
     def keep(self, newest: int, best: Place | None) -> None:
         with manifest.as_os_error():
-            found = self._list_files()
-            whole = _complete(found)
-            for place in found:
+            files_of = self._list_files()
+            whole = _complete(files_of)
+            for place in files_of:
                 if place not in whole[:newest] and place != best:
-                    self._remove(place, found[place])
+                    self._remove(place, files_of[place])
 
     def set_aside(self, places: Sequence[Place]) -> list[str]:
         renamed = []
-        found = self._list_files()
+        files_of = self._list_files()
         for place in places:
             name = damaged_name(place, lambda name: bool((self._root / name).sizes()))
-            for file in found[place]:
+            for file in files_of[place]:
                 (self._root / place.name / file).copy_to(self._root / name / file)
-            self._remove(place, found[place])
+            self._remove(place, files_of[place])
             renamed.append(name)
         return renamed
 
@@ -119,7 +119,7 @@ class BucketStore(Store):
         Raises:
             UnreadableError: The bucket cannot be listed.
         """
-        found: dict[Place, dict[str, int]] = {}
+        files_of: dict[Place, dict[str, int]] = {}
         try:
             sizes = self._root.sizes()
         except pipelines.DataError as error:
@@ -127,8 +127,8 @@ class BucketStore(Store):
         for name, size in sizes.items():
             folder, _, file = name.partition("/")
             if (place := Place.named(folder)) is not None:
-                found.setdefault(place, {})[file] = size
-        return found
+                files_of.setdefault(place, {})[file] = size
+        return files_of
 
     def _is_uploaded(self, place: Place) -> bool:
         """Returns whether a checkpoint is in the bucket; removes one with missing files."""
@@ -169,9 +169,9 @@ class BucketStore(Store):
         shutil.rmtree(self._staged.folder, ignore_errors=True)
 
 
-def _complete(found: Mapping[Place, Mapping[str, int]]) -> list[Place]:
+def _complete(files_of: Mapping[Place, Mapping[str, int]]) -> list[Place]:
     """Returns the places of complete checkpoints, the newest first."""
-    return sorted((place for place, files in found.items() if _is_complete(files)), reverse=True)
+    return sorted((place for place, files in files_of.items() if _is_complete(files)), reverse=True)
 
 
 def _is_complete(files: Mapping[str, int]) -> bool:

@@ -28,8 +28,8 @@ _BYTES = "bytes written"  # the key of a file's length
 
 def states(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
     """Returns the states of callbacks, by class name and number."""
-    found = {name: _state(callback) for name, callback in _named(callbacks)}
-    return {name: state for name, state in found.items() if state}
+    by_name = {name: _state(callback) for name, callback in _named(callbacks)}
+    return {name: state for name, state in by_name.items() if state}
 
 
 def before_training(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]) -> None:

@@ -138,15 +138,15 @@ def verify(folder: str, files: Mapping[str, Any]) -> None:
     for name, expected in files.items():
         path = posixpath.join(folder, name)
         try:
-            found = measure(path)
+            measured = measure(path)
         except tf.errors.OpError as error:
             raise error_of(path, error) from None
-        if found["bytes"] != expected["bytes"]:
+        if measured["bytes"] != expected["bytes"]:
             raise DamagedError(
-                f"{path} has {found['bytes']} bytes instead of the {expected['bytes']} that were "
-                "written: it was truncated or overwritten"
+                f"{path} has {measured['bytes']} bytes instead of the {expected['bytes']} that "
+                "were written: it was truncated or overwritten"
             )
-        if found != expected:
+        if measured != expected:
             raise DamagedError(f"{path} is damaged: its content differs from what was written")
 
 

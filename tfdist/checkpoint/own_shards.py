@@ -43,14 +43,14 @@ class OwnShards:
             listed: The files of the checkpoint. A rank that has written shards has written the
                 elements that `shard_sizes` gives it, whatever the number of ranks was.
         """
-        data, found = _data_files(listed), _files_without_shards(listed)
+        data, needed = _data_files(listed), _files_without_shards(listed)
         for shape, begin, end in self.shards.values():
             first = 0
             for name, size in zip(data, shard_sizes(math.prod(shape), len(data)), strict=True):
                 if begin < first + size and first < end:
-                    found.add(name)
+                    needed.add(name)
                 first += size
-        return found
+        return needed
 
     def needed_for_others(self, listed: Collection[str]) -> set[str]:
         """Returns the files that have variables without shards, and sharded ones with copies."""

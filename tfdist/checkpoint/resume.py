@@ -48,17 +48,17 @@ def choose(
         ConfigurationError: The checkpoint does not exist, is damaged or cannot be read, or the
             folder would mix checkpoints of two runs.
     """
-    found = _choose(settings, store, strategy, say, own)
-    if found is None or not own.shards:
-        return found
-    path, snapshot = found
+    chosen = _choose(settings, store, strategy, say, own)
+    if chosen is None or not own.shards:
+        return chosen
+    path, snapshot = chosen
     failed = False
     try:
         snapshot.shards = read_shards(path, own)
     except (ConfigurationError, OSError, tf.errors.OpError, ValueError):
         failed = True  # damaged, of another model, or not in a shared folder: the chief finds out
     if not strategy.group.gather([failed]).any():
-        return found
+        return chosen
     return _choose(settings, store, strategy, say, NO_SHARDS)
 
 
@@ -106,10 +106,10 @@ def _choose(
 
     def choose_on_chief() -> str:
         nonlocal packed
-        found = _load(settings, store, say, own)
-        if found is None:
+        loaded = _load(settings, store, say, own)
+        if loaded is None:
             return ""
-        path, packed = found
+        path, packed = loaded
         return json.dumps([path, packed.text])
 
     if not (sent := from_rank0(strategy.group, choose_on_chief)):
@@ -129,12 +129,12 @@ def _load(
     """Reads the checkpoint to resume from; removes the files of interrupted saves."""
     if settings.resume == "auto":
         store.clean()
-        found = store.load_newest(say, own)
-        if found is not None:
-            path, _ = found
+        loaded = store.load_newest(say, own)
+        if loaded is not None:
+            path, _ = loaded
             newer = itertools.takewhile(lambda place: store.path(place) != path, store.places())
             _set_aside(store, list(newer), say)
-        return found
+        return loaded
     if settings.resume == "never":
         if store.all_damaged():
             _set_aside(store, store.places(), say)
@@ -146,11 +146,11 @@ def _load(
         return None
     path = os.fspath(settings.resume).rstrip("/")
     for folder in (path, posixpath.join(path, "checkpoints")):  # in a run folder
-        if found := store_at(folder).load_newest(say, own):
+        if loaded := store_at(folder).load_newest(say, own):
             break
     else:
-        found = path, load(path, own)
-    path, packed = found
+        loaded = path, load(path, own)
+    path, packed = loaded
     places = store.places()
     later = [place for place in places if posixpath.basename(path) < place.name]
     if later or (places and posixpath.dirname(path) != store.folder):

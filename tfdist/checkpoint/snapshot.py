@@ -80,7 +80,7 @@ class Packed(NamedTuple):
             entries = [
                 (name, "", tf.convert_to_tensor(self.arrays[name])) for name in sorted(self.arrays)
             ]
-            entries += [(shard.name, *own) for shard in self.shards for own in shard.slices()]
+            entries += [(shard.name, *piece) for shard in self.shards for piece in shard.slices()]
             names, specs, tensors = zip(*entries, strict=True)
             tf.raw_ops.SaveV2(
                 prefix=prefix, tensor_names=names, shape_and_slices=specs, tensors=tensors

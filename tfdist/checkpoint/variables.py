@@ -167,12 +167,12 @@ def _saved(snapshot: Snapshot) -> dict[str, Any]:
 
 def _mismatch(path: str, name: str, variable: keras.Variable, snapshot: Snapshot) -> str:
     saved = _saved(snapshot).get(name)
-    found = "no variable"
+    saved_as = "no variable"
     if saved is not None:
-        found = f"{snapshot.paths[name]!r} ({tuple(saved.shape)}, {saved.dtype})"
+        saved_as = f"{snapshot.paths[name]!r} ({tuple(saved.shape)}, {saved.dtype})"
     return (
         f"{path} is from another model: expected {variable.path!r} ({tuple(variable.shape)}, "
-        f"{variable.dtype}), found {found}. Build the same model, or use another folder for its "
+        f"{variable.dtype}), found {saved_as}. Build the same model, or use another folder for its "
         "checkpoints."
     )
 

@@ -102,8 +102,8 @@ class Cluster:
     @property
     def address(self) -> str:
         """The `"host:port"` of this process; empty if it is unknown."""
-        known = (*self.addresses, *self.ps) if self.addresses else ()
-        return known[self.rank] if self.rank < len(known) else ""
+        addresses = (*self.addresses, *self.ps) if self.addresses else ()
+        return addresses[self.rank] if self.rank < len(addresses) else ""
 
     def tasks(self) -> dict[str, list[str]]:
         """Returns the addresses by task type, for `tf.train.ClusterSpec`."""
@@ -203,9 +203,9 @@ def number(environ: Environ, name: str, default: int | None = None) -> int:
     """
     text = environ.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit()):
-        found = f"got {text!r}" if text else "it is not set"
+        problem = f"got {text!r}" if text else "it is not set"
         raise ClusterError(
-            f"${name}: expected a number of at least 0, {found}. Start the workers with one "
+            f"${name}: expected a number of at least 0, {problem}. Start the workers with one "
             "launcher."
         )
     return int(text)

@@ -109,17 +109,17 @@ async def meeting(
         address=cluster.address,
         gpus=list(gpus),
     )
-    place = cluster.addresses[0] if cluster.addresses else cluster.master
-    networks.check_loopback(split(place)[0])
+    address = cluster.addresses[0] if cluster.addresses else cluster.master
+    networks.check_loopback(split(address)[0])
     if cluster.rank == 0:
-        return await _Rank0(cluster, place, me, seconds, share_gpus).run()
+        return await _Rank0(cluster, address, me, seconds, share_gpus).run()
     if cluster.addresses:
         try:
             check_free(cluster.address)
         except ClusterError as error:  # reported to all workers through rank 0
             me = me.model_copy(update={"problem": str(error)})
     # Longer than rank 0, which sends the list of missing workers.
-    return await _join(place, me, seconds + _MESSAGE_SECONDS, cluster.addresses)
+    return await _join(address, me, seconds + _MESSAGE_SECONDS, cluster.addresses)
 
 
 class _Rank0:
@@ -298,11 +298,11 @@ async def _try_to_join(place: str, me: _Worker, known: tuple[str, ...]) -> Meeti
             _check(str(answer["problem"]))
             if known:
                 return Meeting(known, answer["gpus"])
-            found: Mapping[str, Any] = answer
+            members: Mapping[str, Any] = answer
             if "addresses" not in answer:
-                found = await relay.fetch(answer["relay"], me.rank)
-            await children.pass_on({"addresses": found["addresses"]})
-            return Meeting(tuple(found["addresses"]), answer["gpus"])
+                members = await relay.fetch(answer["relay"], me.rank)
+            await children.pass_on({"addresses": members["addresses"]})
+            return Meeting(tuple(members["addresses"]), answer["gpus"])
 
 
 @contextlib.contextmanager

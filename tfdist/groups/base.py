@@ -102,20 +102,20 @@ class ProcessGroup(ABC):
         self._begin_exchange()
         return self.gather_words(local.view(np.int64)).view(np.float64)
 
-    def gather_bytes(self, own: np.ndarray) -> list[np.ndarray]:
+    def gather_bytes(self, local: np.ndarray) -> list[np.ndarray]:
         """Returns the bytes of all processes, by rank.
 
         Each of n processes receives n times the bytes of the longest vector, in pieces.
 
         Args:
-            own: A uint8 vector, whose length may differ from process to process.
+            local: A uint8 vector, whose length may differ from process to process.
         """
-        sizes = self.gather([own.size])[:, 0].astype(int)
+        sizes = self.gather([local.size])[:, 0].astype(int)
         gathered = [np.empty(size, np.uint8) for size in sizes]
         for begin in range(0, int(sizes.max()), _CHUNK_BYTES):
             end = min(begin + _CHUNK_BYTES, int(sizes.max()))
             piece = np.zeros(-(-(end - begin) // 8) * 8, np.uint8)
-            mine = own[begin:end]
+            mine = local[begin:end]
             piece[: mine.size] = mine
             for whole, row in zip(gathered, self.gather_words(piece.view(np.int64)), strict=True):
                 part = whole[begin:end]

@@ -188,7 +188,7 @@ class CollectiveGroup(ProcessGroup):
     def _channel_of(self, tensor: tf.Tensor | tf.IndexedSlices) -> int:
         """Returns the number of a tensor's device; 0 if the group does not have this device."""
         device = tensor.device
-        ends = (place.rpartition("/device:")[2] for place in self._places)
+        ends = (name.rpartition("/device:")[2] for name in self._places)
         return next((i for i, end in enumerate(ends) if device.endswith(f":{end}")), 0)
 
 
@@ -312,7 +312,7 @@ def _check_not_started() -> None:
 
 def _silent(workers: Cluster) -> list[int]:
     """Returns the ranks of the other workers whose server does not respond."""
-    others = {i: place for i, place in enumerate(workers.addresses) if i != workers.rank}
+    others = {i: address for i, address in enumerate(workers.addresses) if i != workers.rank}
     return liveness.silent(others)
 
 

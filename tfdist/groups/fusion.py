@@ -80,11 +80,11 @@ def in_chunks(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[
         size, most = math.prod(tensor.shape), num_bytes // tensor.dtype.size
         sizes = [most] * (size // most) + ([size % most] if size % most else [])
         pieces.append(_split(tf.reshape(tensor, [-1]), sizes) if len(sizes) > 1 else [tensor])
-    in_a_row = [piece for own in pieces for piece in own]
+    in_a_row = [piece for of_tensor in pieces for piece in of_tensor]
     reduced = iter(reduce(in_a_row) if in_a_row else [])
     results = []
-    for tensor, own in zip(tensors, pieces, strict=True):
-        parts = [next(reduced) for _ in own]
+    for tensor, of_tensor in zip(tensors, pieces, strict=True):
+        parts = [next(reduced) for _ in of_tensor]
         results.append(tf.reshape(tf.concat(parts, 0), tensor.shape) if parts[1:] else parts[0])
     return results
 

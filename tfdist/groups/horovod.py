@@ -112,16 +112,16 @@ class HorovodGroup(ProcessGroup):
         if not tensors:
             return []
         # Horovod does not support bfloat16.
-        known = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
-        traffic.note(name, known)
+        sendable = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
+        traffic.note(name, sendable)
         with tf.name_scope(_SCOPE):
-            sums = operation(_named(known, name), op=self._hvd.Sum)
+            sums = operation(_named(sendable, name), op=self._hvd.Sum)
         return [tf.cast(total, t.dtype) for total, t in zip(sums, tensors, strict=True)]
 
     def _gather_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         with tf.name_scope(_SCOPE):
-            own = _named([slices.values, slices.indices], "all-gather")
-            values, indices = map(self._hvd.allgather, own)
+            named = _named([slices.values, slices.indices], "all-gather")
+            values, indices = map(self._hvd.allgather, named)
         traffic.note("all-gather", [values, indices])
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 

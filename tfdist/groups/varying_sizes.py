@@ -88,8 +88,8 @@ class VaryingSizes:
     def _concatenated(self, tensors: list[tf.Tensor], index: int) -> list[tf.Tensor]:
         """Concatenates the tensors of all replicas, by summing tensors padded with zeros."""
 
-        def sums(own: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [self._sum(tensor, index) for tensor in own]
+        def sums(local: list[tf.Tensor]) -> list[tf.Tensor]:
+            return [self._sum(tensor, index) for tensor in local]
 
         return sums(padded(tensors, index, self._num_replicas, sums))
 
@@ -150,8 +150,8 @@ def padded(
         num_replicas: Number of replicas of all workers.
         all_reduce: Sums tensors over the replicas.
     """
-    own = tf.shape(tensors[0])[0]
-    rows = all_reduce([tf.one_hot(index, num_replicas, own, dtype=tf.int32)])[0]
+    num_rows = tf.shape(tensors[0])[0]
+    rows = all_reduce([tf.one_hot(index, num_replicas, num_rows, dtype=tf.int32)])[0]
     before = tf.reduce_sum(rows[:index])
-    after = tf.reduce_sum(rows) - before - own
+    after = tf.reduce_sum(rows) - before - num_rows
     return [tf.pad(t, [[before, after]] + [[0, 0]] * (t.shape.rank - 1)) for t in tensors]

@@ -58,8 +58,8 @@ def send_rows(connection: Connection, datasets: Mapping[str, Blocks]) -> None:
     with connection, contextlib.suppress(OSError, EOFError):  # the worker closed the connection
         name, start, stop, num_rows = connection.recv()
         if name not in datasets:
-            known = ", ".join(sorted(datasets)) or "none"
-            connection.send(f"tfdist.ray.train has no dataset {name!r}. Its datasets: {known}.")
+            names = ", ".join(sorted(datasets)) or "none"
+            connection.send(f"tfdist.ray.train has no dataset {name!r}. Its datasets: {names}.")
             return
         connection.send(sum(datasets[name].sizes))
         try:

@@ -83,13 +83,13 @@ def dataset(
         spec = tf.nest.map_structure(
             lambda rows: tf.TensorSpec((None, *rows.shape[1:]), rows.dtype), select(sample[0])
         )
-        found = tf.data.Dataset.from_generator(batches, output_signature=spec)
+        batched = tf.data.Dataset.from_generator(batches, output_signature=spec)
         if shuffle_buffer:
-            found = found.unbatch().shuffle(shuffle_buffer, seed).batch(worker_batch)
+            batched = batched.unbatch().shuffle(shuffle_buffer, seed).batch(worker_batch)
         else:
-            found = found.rebatch(worker_batch)
+            batched = batched.rebatch(worker_batch)
         num_batches = -(-(stop - start) // worker_batch)
-        return found.apply(tf.data.experimental.assert_cardinality(num_batches))
+        return batched.apply(tf.data.experimental.assert_cardinality(num_batches))
 
     return make
 

@@ -242,11 +242,11 @@ def create(
 
 def options_by_name() -> Mapping[str, Mapping[str, Option]]:
     """Returns the declarations of each option of any strategy, by the strategy's name."""
-    found: dict[str, dict[str, Option]] = {}
+    by_option: dict[str, dict[str, Option]] = {}
     for strategy, declared in STRATEGIES.items():
         for name, option in declared.options.items():
-            found.setdefault(name, {})[strategy] = option
-    return found
+            by_option.setdefault(name, {})[strategy] = option
+    return by_option
 
 
 def _automatic(
@@ -321,10 +321,10 @@ def _from_keras(
         raise ConfigurationError(
             f"{distribution!r} already defines devices and a mesh. Remove devices= and mesh=."
         )
-    found, names, options = meshes.from_keras(distribution)
+    parsed, names, options = meshes.from_keras(distribution)
     # The devices of all processes have the same names, so each process uses its own.
     num_processes = getattr(cluster.started_together(), "size", 1)
-    return found, names if num_processes == 1 else None, options
+    return parsed, names if num_processes == 1 else None, options
 
 
 def _made(strategy: Strategy | None, devices: int | str | Sequence[str] | None) -> Strategy:

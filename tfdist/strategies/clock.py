@@ -27,8 +27,10 @@ def after(tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
     For the graph, and for control edges, a GPU's operation is over once it is in the GPU's queue.
     A value that the host reads exists only when the GPU has computed it.
     """
-    known = [tensor for tensor in tensors if tensor is not None]
-    with tf.control_dependencies([read_by_host(t) if _runs_ahead(t.device) else t for t in known]):
+    present = [tensor for tensor in tensors if tensor is not None]
+    with tf.control_dependencies(
+        [read_by_host(t) if _runs_ahead(t.device) else t for t in present]
+    ):
         return now()
 
 
@@ -40,8 +42,8 @@ def read_first(tensors: Sequence[tf.Tensor | None], after: tf.Tensor) -> Sequenc
         after: The time at which they have done so. On CPUs the loop waits for it, or the next step
             might take all threads before the clock is read. On GPUs the graph runs ahead instead.
     """
-    known = [tensor for tensor in tensors if tensor is not None]
-    return known if any(_runs_ahead(tensor.device) for tensor in known) else [after]
+    present = [tensor for tensor in tensors if tensor is not None]
+    return present if any(_runs_ahead(tensor.device) for tensor in present) else [after]
 
 
 def read_by_host(tensor: tf.Tensor) -> tf.Operation:

@@ -225,7 +225,7 @@ def _rules(distribution: Any, axis: str) -> dict[str, Sequence[str | None]]:
     """
     from tfdist.upstream.keras_layers import layout_map_of
 
-    found: dict[str, Sequence[str | None]] = {}
+    rules: dict[str, Sequence[str | None]] = {}
     for pattern, layout in layout_map_of(distribution).items():
         axes = [None if name is None else str(name) for name in layout.axes]
         if other := {name for name in axes if name not in (None, axis)}:
@@ -235,5 +235,5 @@ def _rules(distribution: Any, axis: str) -> dict[str, Sequence[str | None]]:
                 "shard weights over data-parallel devices, use strategy 'sharded'."
             )
         if any(axes) and len(axes) > 1:  # a bias is split as its kernel is
-            found[rf"^(?:{pattern})$"] = ["model" if name else None for name in axes]
-    return found
+            rules[rf"^(?:{pattern})$"] = ["model" if name else None for name in axes]
+    return rules

@@ -122,17 +122,19 @@ def first_difference(variables: Sequence[keras.Variable]) -> Difference | None:
     Args:
         variables: Initialized variables, of any number type.
     """
-    pairs = [(v, own) for v in variables for own in values_of(v) if copies_of(own)]
+    pairs = [(v, original) for v in variables for original in values_of(v) if copies_of(original)]
     by_device: dict[str, list[tf.Tensor]] = {}
-    for _, own in pairs:
-        for device, copy in {own.device: own, **copies_of(own)}.items():
+    for _, original in pairs:
+        for device, copy in {original.device: original, **copies_of(original)}.items():
             with tf.device(device):
                 by_device.setdefault(device, []).append(_digest(copy))
     first, *others = [tf.stack(digests).numpy() for digests in by_device.values()] or [None]
     for device, digests in zip([*by_device][1:], others, strict=True):
-        for place in np.flatnonzero(digests != first):
-            variable, own = pairs[place]
-            largest, rounding = distance_of_copies(own.numpy(), copies_of(own)[device].numpy())
+        for index in np.flatnonzero(digests != first):
+            variable, original = pairs[index]
+            largest, rounding = distance_of_copies(
+                original.numpy(), copies_of(original)[device].numpy()
+            )
             if not largest <= rounding:
                 return Difference(variable, device, largest)
     return None

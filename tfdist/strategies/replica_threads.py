@@ -60,7 +60,7 @@ class ReplicaThreads:
     def index(self) -> int | None:
         """Returns the replica that the calling thread traces; None if it traces none."""
         here = threading.current_thread()
-        return next((i for i, own in enumerate(self._running) if own.thread is here), None)
+        return next((i for i, one in enumerate(self._running) if one.thread is here), None)
 
     def exchange(self, tensors: list) -> list:
         """Returns what `reduce` returns for tensors, at least one; called on every replica."""

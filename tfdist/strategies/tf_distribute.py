@@ -72,9 +72,9 @@ class TFDistribute(Strategy):
             index = number - self.first_replica
             states.restore()
             with on_device(self._copies[index]):
-                found = fn(index)
+                result = fn(index)
             after = after if index else RandomStates.current()
-            return found
+            return result
 
         with read_local():
             results = self.tf_strategy.run(on_replica)

@@ -101,7 +101,7 @@ def added_losses_in(
     methods run.
     """
     layer = keras.Layer
-    add, clear, own = layer.add_loss, layer._clear_losses, layer._get_own_losses
+    add, clear, get_losses = layer.add_loss, layer._clear_losses, layer._get_own_losses
 
     def add_loss(self: keras.Layer, loss: Any) -> None:
         if (stored := store()) is None:
@@ -118,7 +118,7 @@ def added_losses_in(
 
     def own_losses(self: keras.Layer) -> list[Any]:
         if (stored := store()) is None:
-            return own(self)
+            return get_losses(self)
         return [loss for owner, loss in stored if owner is self]
 
     replacements = {
@@ -137,8 +137,8 @@ def seeds_of_compiled(model: keras.Model) -> list[keras.Variable]:
 
     `CompileLoss._flat_losses`, and the attributes of each loss and metric.
     """
-    found = getattr(model, "_compile_loss", None)
-    losses = [] if found is None else [entry.loss for entry in found._flat_losses or ()]
+    compiled = getattr(model, "_compile_loss", None)
+    losses = [] if compiled is None else [entry.loss for entry in compiled._flat_losses or ()]
     metrics = [*compiled_metrics(model), *model.metrics]
     values = [value for each in [*losses, *metrics] for value in vars(each).values()]
     seeds = [v.state for v in values if isinstance(v, keras.random.SeedGenerator)]

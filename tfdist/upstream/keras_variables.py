@@ -145,7 +145,7 @@ def each_piece(function: Callable[..., Any], gradient: Any, *others: Sequence[An
 def shapes_of_pieces(gradient: Any, variable: keras.Variable) -> list[Any]:
     """Returns the shape of each shard of the gradient of a variable."""
     in_parts = isinstance(gradient, ShardedGradient) and isinstance(variable, ShardedVariable)
-    return [own.shape for own in (variable.parts if in_parts else [variable])]
+    return [piece.shape for piece in (variable.parts if in_parts else [variable])]
 
 
 class ShardedVariable(keras.Variable):
@@ -172,8 +172,8 @@ class ShardedVariable(keras.Variable):
     def value(self) -> Any:
         if (number := _part()) is not None:
             new = value_in_scope(self)  # of a layer that has assigned to its weight
-            own = self.parts[number] if new is None else self.cut(new)[number]
-            return self._maybe_autocast(own)
+            part = self.parts[number] if new is None else self.cut(new)[number]
+            return self._maybe_autocast(part)
         if self.is_whole:
             return super().value
         value = value_in_scope(self)
@@ -209,8 +209,8 @@ class ShardedVariable(keras.Variable):
         Args:
             dtype: The dtype in which they are sent; None: the variable's own.
         """
-        own = self.parts[0].dtype if dtype is None else tf.as_dtype(dtype)
-        return self.division.join(self.parts, super().shape, own)
+        to = self.parts[0].dtype if dtype is None else tf.as_dtype(dtype)
+        return self.division.join(self.parts, super().shape, to)
 
     def cut(self, value: Any) -> list[Any]:
         """Returns the shards of a tensor of the variable's shape, or of a sparse gradient."""

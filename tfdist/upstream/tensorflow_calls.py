@@ -83,8 +83,8 @@ class ChangesOfVariables:
 
     def take(self) -> list[int]:
         """Returns the indices of the variables that may have changed since the last call."""
-        found, self._found = sorted(self._found), set()
-        return found
+        changed, self._found = sorted(self._found), set()
+        return changed
 
     def _noting(self, execute: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:

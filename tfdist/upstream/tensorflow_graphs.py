@@ -51,8 +51,10 @@ def with_state(kinds: set[str]) -> set[str]:
 
     Uses `op_def_registry.get`.
     """
-    known = {kind: op_def_registry.get(kind) for kind in kinds - _CALLS}
-    return {kind for kind, definition in known.items() if not definition or definition.is_stateful}
+    definitions = {kind: op_def_registry.get(kind) for kind in kinds - _CALLS}
+    return {
+        kind for kind, definition in definitions.items() if not definition or definition.is_stateful
+    }
 
 
 def functions_kept_whole() -> AbstractContextManager[None]:
@@ -193,9 +195,9 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
         old: An input of it, which may occur several times.
         new: A tensor of the same graph, shape and dtype that does not depend on the operation.
     """
-    for place, current in enumerate(operation.inputs):
+    for index, current in enumerate(operation.inputs):
         if current is old:
-            operation._update_input(place, new)
+            operation._update_input(index, new)
 
 
 class Dependencies:
@@ -208,14 +210,14 @@ class Dependencies:
         self, operations: Iterable[tf.Operation], known: Set[tf.Operation]
     ) -> set[tf.Operation]:
         """Returns operations and their dependencies, except the known ones and theirs."""
-        found: set[tf.Operation] = set()
+        needed: set[tf.Operation] = set()
         stack = [*operations]
         while stack:
             operation = stack.pop()
-            if operation not in found and operation not in known:
-                found.add(operation)
+            if operation not in needed and operation not in known:
+                needed.add(operation)
                 stack += self._of(operation)
-        return found
+        return needed
 
     def first(self, operations: Iterable[tf.Operation]) -> list[tf.Operation]:
         """Returns the first operations, without constants, which use little memory."""
@@ -254,15 +256,15 @@ def _in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operatio
     orders reads too.
     """
     last: dict[Any, tf.Operation] = {}
-    found = {}
+    before = {}
     for operation in graph.get_operations():
         touched = {t.ref() for t in operation.inputs if t.dtype == tf.resource}
         if not touched and operation.op_def is not None and operation.op_def.is_stateful:
             touched = {None}
         if touched:
-            found[operation] = [last[own] for own in touched if own in last]
+            before[operation] = [last[resource] for resource in touched if resource in last]
             last |= dict.fromkeys(touched, operation)
-    return found
+    return before
 
 
 def current_graph() -> tf.Graph | None:
@@ -309,8 +311,8 @@ def function_graph(operation: tf.Operation, attribute: str) -> Any:
     def graph_of(name: str) -> Any:
         graph = operation.graph
         while isinstance(graph, FuncGraph):
-            if (found := graph._get_function(name)) is not None:
-                return getattr(found, "graph", None)
+            if (definition := graph._get_function(name)) is not None:
+                return getattr(definition, "graph", None)
             graph = graph.outer_graph
         return None
 

@@ -29,12 +29,12 @@ def dtypes_of(node: Any) -> Dtypes:
     Args:
         node: A `tf.compat.v1.NodeDef`.
     """
-    found = []
+    dtypes = []
     for name, attribute in sorted(node.attr.items()):
         kind = attribute.WhichOneof("value")
         types = {"type": [attribute.type], "list": attribute.list.type}.get(kind, [])
-        found += [(name, tf.as_dtype(one).name) for one in types]
-    return tuple(found)
+        dtypes += [(name, tf.as_dtype(one).name) for one in types]
+    return tuple(dtypes)
 
 
 @functools.cache

@@ -39,14 +39,14 @@ def process(options: Options) -> Process:
 
 def _mpirun(options: Options) -> Process:
     """Returns the command with flags of Open MPI, or of Hydra (MPICH and Intel MPI)."""
-    found = mpi_library.find()
-    if found is None:
+    mpi = mpi_library.find()
+    if mpi is None:
         raise LaunchError(
             "--via mpirun: no MPI is installed; tfdist doctor shows how to install one."
         )
-    head, number = found.mpirun, str(options.num_workers)
+    head, number = mpi.mpirun, str(options.num_workers)
     command = (sys.executable, "-m", "tfdist.cluster.launcher.output", *options.command)
-    if found.kind != "Open MPI":
+    if mpi.kind != "Open MPI":
         hosts = ["-hosts", _slots(options)] if options.hosts else []
         # Hydra forwards SIGUSR1 to the ranks, but terminates them on SIGTERM.
         full_command = (head, *hosts, "-n", number, *command)

@@ -105,11 +105,11 @@ def parse(arguments: Sequence[str]) -> Options:
     parser = _parser()
     if "_ARGCOMPLETE" in os.environ:  # called for shell completion
         importlib.import_module("argcomplete").autocomplete(parser)
-    known, command = _split_command(parser, arguments)
-    flags = vars(known)
-    flags["hosts"] = parse_hosts(known.hosts) if known.hosts else {}
-    most = known.elastic[1] if known.elastic else 0
-    flags["num_workers"] = known.num_workers or sum(flags["hosts"].values()) or most or 2
+    namespace, command = _split_command(parser, arguments)
+    flags = vars(namespace)
+    flags["hosts"] = parse_hosts(namespace.hosts) if namespace.hosts else {}
+    most = namespace.elastic[1] if namespace.elastic else 0
+    flags["num_workers"] = namespace.num_workers or sum(flags["hosts"].values()) or most or 2
     flags["command"] = _started(command)
     options = Options(**flags)
     _check(options)
@@ -147,29 +147,29 @@ def _split_command(
     with_command.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     if "--" in arguments:
         separator = arguments.index("--")
-        known, unknown = with_command.parse_known_args(arguments[:separator])
-        command = vars(known).pop("command")
+        namespace, unknown = with_command.parse_known_args(arguments[:separator])
+        command = vars(namespace).pop("command")
         if command and not unknown and _is_script(command[0]):  # `--` is an argument of the script
-            return known, command + arguments[separator:]
-        known, unknown = parser.parse_known_args(arguments[:separator])
+            return namespace, command + arguments[separator:]
+        namespace, unknown = parser.parse_known_args(arguments[:separator])
         if unknown or not arguments[separator + 1 :]:
             problem = (
                 f"unknown {' '.join(unknown)!r} before --" if unknown else "no command after --"
             )
             raise ConfigurationError(f"{problem}: expected {PROGRAM} [flags] -- COMMAND ...")
-        return known, arguments[separator + 1 :]
-    known, unknown = with_command.parse_known_args(arguments)
-    command = vars(known).pop("command")
+        return namespace, arguments[separator + 1 :]
+    namespace, unknown = with_command.parse_known_args(arguments)
+    command = vars(namespace).pop("command")
     if command and not unknown:
-        return known, command
-    known, unknown = parser.parse_known_args(arguments)
+        return namespace, command
+    namespace, unknown = parser.parse_known_args(arguments)
     for word, before in zip(unknown, ["", *unknown], strict=False):
         if _is_script(word) and not before.startswith("-"):
             raise ConfigurationError(
                 f"{word}: put the flags of the script after it, and only flags of the launcher "
                 f"before it: {PROGRAM} [flags] {word} ...{_hint(parser, unknown[0])}"
             )
-    return known, [sys.executable, "-m", "tfdist.train", *unknown]
+    return namespace, [sys.executable, "-m", "tfdist.train", *unknown]
 
 
 def _hint(parser: argparse.ArgumentParser, flag: str) -> str:

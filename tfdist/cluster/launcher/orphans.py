@@ -41,11 +41,11 @@ def marked(mark: str) -> dict[str, str]:
 
 def kill_marked(mark: str) -> None:
     """Kills all processes with the mark. Repeats until there are none, as they may start others."""
-    while found := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
-        for process in found:
+    while processes := [process for process in psutil.process_iter() if _is_marked(process, mark)]:
+        for process in processes:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
-        psutil.wait_procs(found, timeout=5)
+        psutil.wait_procs(processes, timeout=5)
 
 
 def _is_marked(process: psutil.Process, mark: str) -> bool:

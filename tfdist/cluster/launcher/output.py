@@ -147,8 +147,8 @@ def _verdict(lines: list[str]) -> str:
 def main(command: Sequence[str]) -> int:
     """Runs a command with its rank under mpirun before each line; returns its exit code."""
     streams.guard()
-    found = read_mpi(os.environ)
-    relay = Relay(str(found.rank) if found else "", sys.stdout, sys.stderr)
+    started = read_mpi(os.environ)
+    relay = Relay(str(started.rank) if started else "", sys.stdout, sys.stderr)
     try:
         child = subprocess.Popen(
             command,

@@ -12,12 +12,12 @@ from tfdist.console.settings_file import Setting
 
 def values(command: Sequence[str], flag: str) -> list[str]:
     """Returns the values of a flag, given as `--flag value` or `--flag=value`."""
-    found = []
+    given = []
     for word, following in zip(command, (*command[1:], ""), strict=True):
         name, equals, value = word.partition("=")
         if name == flag:
-            found.append(value if equals else following)
-    return found
+            given.append(value if equals else following)
+    return given
 
 
 def setting(command: Sequence[str], field: str) -> Setting | None:
@@ -33,5 +33,5 @@ def setting(command: Sequence[str], field: str) -> Setting | None:
         return Setting(flags[-1], flag)
     # A file that is missing here may exist on the workers' hosts. Workers report missing files.
     files = [file for file in values(command, "--config") if is_url(file) or Path(file).exists()]
-    found = [layer[field] for layer in map(settings_file.read, files) if field in layer]
-    return found[-1] if found else None
+    layers = [layer[field] for layer in map(settings_file.read, files) if field in layer]
+    return layers[-1] if layers else None

@@ -50,14 +50,14 @@ def volumes(options: Options) -> list[Volume]:
     data: PurePosixPath | None = _DATA
     if options.is_training_command:
         runs, data = _folder(options.command, "run_dir", _RUNS), _data_folder(options.command)
-    found = []
+    mounts = []
     if runs:
         comment = "your claim, with ReadWriteMany: all pods write run folders to it"
-        found.append(Volume("runs", f"{options.name}-runs", str(runs), comment))
+        mounts.append(Volume("runs", f"{options.name}-runs", str(runs), comment))
     if data and data != runs:
         comment = "your claim with the data; all pods must be able to mount it"
-        found.append(Volume("data", f"{options.name}-data", str(data), comment))
-    return found
+        mounts.append(Volume("data", f"{options.name}-data", str(data), comment))
+    return mounts
 
 
 def portable_command(options: Options) -> tuple[str, ...]:
@@ -90,15 +90,15 @@ def _folder(command: tuple[str, ...], field: str, default: PurePosixPath) -> Pur
     Raises:
         ConfigurationError: The value is a relative path.
     """
-    found = train_flags.setting(command, field)
-    if found is None:
+    setting = train_flags.setting(command, field)
+    if setting is None:
         return default
-    if "://" in str(found.value):
+    if "://" in str(setting.value):
         return None
-    path = PurePosixPath(str(found.value))
+    path = PurePosixPath(str(setting.value))
     if not path.is_absolute():
         raise ConfigurationError(
-            f"{found.place} {found.value}: pods mount volumes at absolute paths. Use an absolute "
-            f"path such as {default / path.name}."
+            f"{setting.place} {setting.value}: pods mount volumes at absolute paths. Use an "
+            f"absolute path such as {default / path.name}."
         )
     return path.parent if path.parent != PurePosixPath("/") else path

@@ -32,5 +32,5 @@ def is_remote(device: str) -> bool:
 
 def servers_of(devices: Sequence[str]) -> list[str]:
     """Returns the different servers that devices are on, in order."""
-    found = map(REMOTE.fullmatch, devices)
-    return list(dict.fromkeys(match["server"] for match in found if match))
+    matches = map(REMOTE.fullmatch, devices)
+    return list(dict.fromkeys(match["server"] for match in matches if match))

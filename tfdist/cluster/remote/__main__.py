@@ -54,18 +54,18 @@ def _check_private(addresses: Sequence[str], public: bool) -> None:
     Raises:
         ConfigurationError: One of the addresses is public.
     """
-    found = [address for address in addresses if ipaddress.ip_address(address).is_global]
-    if not found:
+    reachable = [address for address in addresses if ipaddress.ip_address(address).is_global]
+    if not reachable:
         return
     if not public:
         raise ConfigurationError(
-            f"{', '.join(found)} of this host is a public address, and whoever reaches the server "
-            "can run any computation: TensorFlow has no authentication and listens at all "
+            f"{', '.join(reachable)} of this host is a public address, and whoever reaches the "
+            "server can run any computation: TensorFlow has no authentication and listens at all "
             "addresses. Use a host in a private network, or block the port with a firewall and "
             "add --public."
         )
     print(
-        f"warning: anyone who reaches {', '.join(found)} can run computations on this host.",
+        f"warning: anyone who reaches {', '.join(reachable)} can run computations on this host.",
         file=sys.stderr,
     )
 

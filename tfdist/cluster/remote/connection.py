@@ -43,7 +43,7 @@ def resolve(names: Sequence[str]) -> list[str]:
         ClusterError: A server does not answer.
         DeviceError: This process is connected to other servers, or a server has no such device.
     """
-    found = [REMOTE.fullmatch(name) for name in names]
+    matches = [REMOTE.fullmatch(name) for name in names]
     servers = servers_of(names)
     if not _servers:
         _connect(servers)
@@ -57,12 +57,12 @@ def resolve(names: Sequence[str]) -> list[str]:
         f"/device:{match['kind'].upper()}:{match['number']}"
         if match
         else on_this_host(name)
-        for match, name in zip(found, names, strict=True)
+        for match, name in zip(matches, names, strict=True)
     ]
-    known = {device.name for device in tf.config.list_logical_devices()}
+    local_names = {device.name for device in tf.config.list_logical_devices()}
     for name, device in zip(names, full, strict=True):
-        if is_remote(device) and device not in known:
-            there = [short(one) for one in sorted(known) if is_remote(one)]
+        if is_remote(device) and device not in local_names:
+            there = [short(one) for one in sorted(local_names) if is_remote(one)]
             raise DeviceError(f"No device {name}: the servers have {', '.join(there)}.")
     return full
 
@@ -73,9 +73,9 @@ def _connect(servers: Sequence[str]) -> None:
     # TensorFlow waits for a server that is lost from now on, and blocks Python meanwhile.
     _heartbeat = Heartbeat(servers, PEER_LOST)
     os.environ[_STREAMING] = "0"
-    own = joined(networks.address_towards(split(servers[0])[0]), networks.free_ports(1)[0])
-    networks.bypass_proxy([own, *servers])
-    jobs = {"localhost": [own], JOB: list(servers)}
+    own_address = joined(networks.address_towards(split(servers[0])[0]), networks.free_ports(1)[0])
+    networks.bypass_proxy([own_address, *servers])
+    jobs = {"localhost": [own_address], JOB: list(servers)}
     try:
         tf.config.experimental_connect_to_cluster(
             tf.train.ClusterSpec(jobs), job_name="localhost", protocol="grpc"

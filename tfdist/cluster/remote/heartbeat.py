@@ -45,8 +45,8 @@ def wait_for(servers: Sequence[str], seconds: float = START_SECONDS) -> None:
 
 def first_lost(servers: Sequence[str]) -> Lost | None:
     """Asks each server once, and returns the first one that does not answer."""
-    found = (Lost(server, reason) for server in servers if (reason := problem(server)))
-    return next(found, None)
+    lost = (Lost(server, reason) for server in servers if (reason := problem(server)))
+    return next(lost, None)
 
 
 class Heartbeat:

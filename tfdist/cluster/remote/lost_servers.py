@@ -44,8 +44,8 @@ def watched() -> Iterator[None]:
     except ClusterError:
         raise
     except Exception as error:
-        found = _errors_of_tensorflow(error)
-        if found and (lost := heartbeat.lost or _explanation(found)):
+        errors = _errors_of_tensorflow(error)
+        if errors and (lost := heartbeat.lost or _explanation(errors)):
             raise connection.error_of(lost) from error
         raise
     finally:
@@ -61,11 +61,11 @@ def _end_calls(lost: Lost) -> None:
 
 def _errors_of_tensorflow(error: BaseException | None) -> list[tf.errors.OpError]:
     """Returns those among an error and its causes."""
-    found = []
+    errors = []
     while error is not None:
-        found += [error] if isinstance(error, tf.errors.OpError) else []
+        errors += [error] if isinstance(error, tf.errors.OpError) else []
         error = error.__cause__ or error.__context__
-    return found
+    return errors
 
 
 def _explanation(errors: Sequence[tf.errors.OpError]) -> Lost | None:

@@ -103,16 +103,16 @@ def _ask_for_ever(server: str, on_loss: Callable[[Lost], None]) -> None:
 def main(parent: int, queue: int, servers: Sequence[str]) -> None:
     """Asks servers, prints the first that is lost, and ends the parent if it cannot react."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    lost, known = list[Lost](), threading.Event()
+    lost, is_known = list[Lost](), threading.Event()
 
     def on_loss(one: Lost) -> None:
         lost.append(one)
-        known.set()
+        is_known.set()
 
     for server in servers:
         threading.Thread(target=_ask_for_ever, args=(server, on_loss), daemon=True).start()
     acknowledged = _read_until_end(sys.stdin)
-    known.wait()
+    is_known.wait()
     print(lost[0].server, lost[0].reason, sep="\t", flush=True)
     if not acknowledged.wait(_ACKNOWLEDGE_SECONDS):
         print(f"error: {lost[0]}\nProcess {parent} waits for it and is ended.", file=sys.stderr)

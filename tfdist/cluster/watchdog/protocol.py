@@ -153,12 +153,12 @@ class Coordinator:
     def reports(self) -> list[Report]:
         """Returns the current state of each worker, by rank."""
         now = self._status.clock.now()
-        known = [
+        received = [
             report.aged(now - last_time)
             for report, last_time in zip(self._reports, self._last_report_times, strict=True)
         ]
-        known[self._status.rank] = self._status.report()
-        return known
+        received[self._status.rank] = self._status.report()
+        return received
 
     def may_explain_error(self) -> bool:
         """Returns whether the failure of another worker may have caused an error of this one."""
@@ -231,8 +231,8 @@ class Coordinator:
     def _is_suspicious(self) -> bool:
         """Returns whether any report may lead to a verdict; cheaper than evaluating them all."""
         now, limit = self._status.clock.now(), missed_seconds(self._size)
-        own = self._status.report()
-        idle = own.idle if own.state is State.RUNNING else math.inf
+        local_report = self._status.report()
+        idle = local_report.idle if local_report.state is State.RUNNING else math.inf
         for report, last_time in zip(self._reports[1:], self._last_report_times[1:], strict=True):
             state = report.state
             if state is State.UNKNOWN:
@@ -244,7 +244,7 @@ class Coordinator:
                 return True
             if state is State.RUNNING:
                 idle = min(idle, report.idle + age)
-        if own.state in (State.FAILED, State.INTERRUPTED):
+        if local_report.state in (State.FAILED, State.INTERRUPTED):
             return True
         return math.isfinite(idle) and idle >= self._status.seconds
 
@@ -369,8 +369,8 @@ class Reporter:
 
     def may_explain_error(self) -> bool:
         """Returns whether the failure of another worker may have caused an error of this one."""
-        own = self._status.report()
-        return self._trouble or bool(in_trouble([self._current_rank_0(), own], self._size))
+        report = self._status.report()
+        return self._trouble or bool(in_trouble([self._current_rank_0(), report], self._size))
 
     async def send(self, at_once: bool) -> None:
         """Reports to rank 0.
@@ -432,10 +432,10 @@ class Reporter:
 
     def _judge(self) -> None:
         """Checks whether rank 0 itself has failed, which rank 0 cannot report."""
-        seconds, own = self._status.seconds, self._status.report()
+        seconds, report = self._status.seconds, self._status.report()
         if not seconds:
             return
-        if reason := verdict_on_rank_0(self._current_rank_0(), own, seconds, self._size):
+        if reason := verdict_on_rank_0(self._current_rank_0(), report, seconds, self._size):
             self._on_verdict(reason)
 
 

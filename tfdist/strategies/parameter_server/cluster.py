@@ -186,11 +186,11 @@ def server_options(cluster: Cluster, num_gpus: int) -> tf.compat.v1.ConfigProto:
     if cluster.task != "worker" or not num_gpus:
         return tf.compat.v1.ConfigProto(device_count={"GPU": 0})
     hosts = [split(address)[0] for address in cluster.tasks()["worker"]]
-    place = hosts[: cluster.index].count(hosts[cluster.index])
-    own = 0 if os.environ.get(gpus.PER_WORKER) else place % num_gpus
+    index_on_host = hosts[: cluster.index].count(hosts[cluster.index])
+    gpu = 0 if os.environ.get(gpus.PER_WORKER) else index_on_host % num_gpus
     return tf.compat.v1.ConfigProto(
         device_count={"GPU": 1},
-        gpu_options=tf.compat.v1.GPUOptions(allow_growth=True, visible_device_list=str(own)),
+        gpu_options=tf.compat.v1.GPUOptions(allow_growth=True, visible_device_list=str(gpu)),
     )
 
 

@@ -49,28 +49,28 @@ def held_bytes_by_call(
     Raises:
         ConfigurationError: The shape of an input is not fully known.
     """
-    known = {id(operation) for operation in operations}
+    called = {id(operation) for operation in operations}
     optimizer = getattr(model, "optimizer", None)
     plain = unwrapped(optimizer)
     state = (state_of(plain) or 0.0) if plain is not None else 0.0
-    inside, counted, found = [False], set[int](), list[HeldBytes]()
+    inside, counted, held = [False], set[int](), list[HeldBytes]()
 
     def noted(call: Callable[..., Any], operation: Any, *args: Any, **kwargs: Any) -> Any:
-        if inside[0] or id(operation) not in known:
+        if inside[0] or id(operation) not in called:
             return call(operation, *args, **kwargs)
         inside[0] = True
         try:
             outputs, activations = _trace_activations(call, operation, args, kwargs)
         finally:
             inside[0] = False
-        own = [v for v in getattr(operation, "variables", []) if v.dtype != "string"]
+        variables = [v for v in getattr(operation, "variables", []) if v.dtype != "string"]
         weights = sum(
             num_bytes(v) * (3.0 + state if v.trainable else 1.0)
-            for v in own
+            for v in variables
             if id(v) not in counted
         )
-        counted.update(map(id, own))
-        found.append(HeldBytes(weights, activations))
+        counted.update(map(id, variables))
+        held.append(HeldBytes(weights, activations))
         return outputs
 
     def forward() -> None:
@@ -79,7 +79,7 @@ def held_bytes_by_call(
             model(inputs if len(inputs) > 1 else inputs[0], training=True)
 
     tf.function(forward, autograph=False).get_concrete_function()
-    return found
+    return held
 
 
 def _trace_activations(

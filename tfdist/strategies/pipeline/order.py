@@ -42,15 +42,15 @@ class Order:
         self._begins: dict[Pass, list[tf.Operation]] = {}
         self._awaited: dict[Pass, list[Pass]] = {}
 
-    def before(self, own: Pass) -> list[tf.Tensor]:
+    def before(self, pass_: Pass) -> list[tf.Tensor]:
         """Returns the tensors for which a pass waits before it begins."""
-        awaited = self._traced_before(own, self._sequences)
-        self._awaited.setdefault(own, awaited)
+        awaited = self._traced_before(pass_, self._sequences)
+        self._awaited.setdefault(pass_, awaited)
         return [tensor for earlier in awaited for tensor in self._ends[earlier]]
 
-    def begins(self, own: Pass, gate: tf.Tensor) -> None:
+    def begins(self, pass_: Pass, gate: tf.Tensor) -> None:
         """Records a tensor with which a pass begins."""
-        self._begins.setdefault(own, []).append(gate.op)
+        self._begins.setdefault(pass_, []).append(gate.op)
 
     def has_gone_forward(self, stage: int, micro_batch: int, outputs: list[tf.Tensor]) -> None:
         """Records the last outputs of a stage for a micro-batch."""
@@ -60,10 +60,10 @@ class Order:
         self, stage: int, micro_batch: int, gradients: list[tf.Tensor], of_weights: bool = False
     ) -> None:
         """Records gradients that a stage computed for a micro-batch."""
-        own = Pass(stage, micro_batch, "weights")
-        if not of_weights or own not in self._sequences[device_of(stage, len(self._sequences))]:
-            own = own._replace(kind="backward")
-        self._ends.setdefault(own, []).extend(gradients)
+        pass_ = Pass(stage, micro_batch, "weights")
+        if not of_weights or pass_ not in self._sequences[device_of(stage, len(self._sequences))]:
+            pass_ = pass_._replace(kind="backward")
+        self._ends.setdefault(pass_, []).extend(gradients)
 
     def connect(self) -> None:
         """Makes passes wait for those before them that were traced later; called after tracing.
@@ -71,40 +71,44 @@ class Order:
         If an exchange of sums needs all forward passes first, they come first. Nothing is added if
         that is impossible, too, because of an exchange within the passes or side effects in both.
         """
-        forward_first = [sorted(s, key=lambda own: own.kind != "forward") for s in self._sequences]
+        forward_first = [
+            sorted(s, key=lambda pass_: pass_.kind != "forward") for s in self._sequences
+        ]
         dependencies: Dependencies | None = None
         for planned in (self._sequences, forward_first):
             later = [
-                (own, earlier)
-                for own in self._ends
-                for earlier in self._traced_before(own, planned)
-                if earlier not in self._awaited.get(own, [])
+                (pass_, earlier)
+                for pass_ in self._ends
+                for earlier in self._traced_before(pass_, planned)
+                if earlier not in self._awaited.get(pass_, [])
             ]
             if not later:
                 return
             if dependencies is None:
                 dependencies = Dependencies(tf.compat.v1.get_default_graph())
                 self._find_begins_of_weights(dependencies)
-            added = [(self._begins.get(own, []), self._ends[earlier]) for own, earlier in later]
+            added = [(self._begins.get(pass_, []), self._ends[earlier]) for pass_, earlier in later]
             if not dependencies.would_be_circular(added):
                 for begins, ends in added:
                     run_after(begins, ends)
                 return
 
-    def _traced_before(self, own: Pass, planned: Sequence[list[Pass]]) -> list[Pass]:
+    def _traced_before(self, pass_: Pass, planned: Sequence[list[Pass]]) -> list[Pass]:
         """Returns the traced passes for which a pass waits: the last one of each awaited kind."""
-        sequence = planned[device_of(own.stage, len(planned))]
-        earlier = [each for each in sequence[: sequence.index(own)] if each in self._ends]
+        sequence = planned[device_of(pass_.stage, len(planned))]
+        earlier = [each for each in sequence[: sequence.index(pass_)] if each in self._ends]
         last = {each.kind: each for each in earlier}
-        found = [last[kind] for kind in _AWAITED[own.kind] if kind in last]
-        return found or earlier[-1:]
+        awaited = [last[kind] for kind in _AWAITED[pass_.kind] if kind in last]
+        return awaited or earlier[-1:]
 
     def _find_begins_of_weights(self, dependencies: Dependencies) -> None:
         """Records the first operations that compute gradients of weights and nothing else."""
-        known: set[tf.Operation] = set()
-        for own in sorted(self._ends, key=lambda own: (own.micro_batch, own.kind == "weights")):
-            ends = [tensor.op for tensor in self._ends[own]]
-            new = dependencies.needed([*self._begins.get(own, []), *ends], known)
-            if own.kind == "weights":
-                self._begins[own] = dependencies.first(new)
-            known |= new
+        earlier: set[tf.Operation] = set()
+        for pass_ in sorted(
+            self._ends, key=lambda pass_: (pass_.micro_batch, pass_.kind == "weights")
+        ):
+            ends = [tensor.op for tensor in self._ends[pass_]]
+            new = dependencies.needed([*self._begins.get(pass_, []), *ends], earlier)
+            if pass_.kind == "weights":
+                self._begins[pass_] = dependencies.first(new)
+            earlier |= new

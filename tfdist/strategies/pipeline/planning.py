@@ -54,12 +54,12 @@ class StagePlanner:
         """
         check_no_custom_step(model)
         operations = calls_of_model(model)
-        known = self._known.get(model)
-        if known is not None and [*map(id, known.operations)] == [*map(id, operations)]:
-            return known
-        found = into_stages(model, self.num_stages, self.cut_at, self._costs(model, operations))
-        self._known[model] = found
-        return found
+        before = self._known.get(model)
+        if before is not None and [*map(id, before.operations)] == [*map(id, operations)]:
+            return before
+        stages = into_stages(model, self.num_stages, self.cut_at, self._costs(model, operations))
+        self._known[model] = stages
+        return stages
 
     def _costs(
         self, model: keras.Model, operations: Sequence[keras.Operation]
@@ -79,8 +79,8 @@ class StagePlanner:
 
 def layer_names(cut_at: str | Sequence[str] | None) -> list[str]:
     """Returns the names of layers in a comma-separated string, or in a sequence."""
-    found = cut_at.split(",") if isinstance(cut_at, str) else list(cut_at or ())
-    return [name.strip() for name in found]
+    names = cut_at.split(",") if isinstance(cut_at, str) else list(cut_at or ())
+    return [name.strip() for name in names]
 
 
 def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
@@ -123,8 +123,8 @@ def stages_on(num_devices: int, stages: int | None, micro_batches: int, order: s
                 "use order='interleaved'."
             )
         return num_devices
-    found = 2 * num_devices if stages is None else stages
-    if found % num_devices or found == num_devices:
+    num_stages = 2 * num_devices if stages is None else stages
+    if num_stages % num_devices or num_stages == num_devices:
         raise ConfigurationError(
             f"order='interleaved' needs several stages per device, but got stages={stages} on "
             f"{num_devices} devices. Use {2 * num_devices} stages, or another multiple."
@@ -134,7 +134,7 @@ def stages_on(num_devices: int, stages: int | None, micro_batches: int, order: s
             f"order='interleaved' needs a multiple of {num_devices} micro-batches on {num_devices} "
             f"devices, but got micro_batches={micro_batches}."
         )
-    return found
+    return num_stages
 
 
 def check_at_least(least: int, **numbers: object) -> None:

@@ -49,10 +49,10 @@ def micro_batches_in_memory(
     """
     most, kept = [0] * num_stages, [0] * num_stages
     for sequence in sequences(order, num_stages, num_micro_batches, num_devices):
-        for own in sequence:
-            last = "weights" if is_split(order, own.stage) else "backward"
-            kept[own.stage] += (own.kind == "forward") - (own.kind == last)
-            most[own.stage] = max(most[own.stage], kept[own.stage])
+        for pass_ in sequence:
+            last = "weights" if is_split(order, pass_.stage) else "backward"
+            kept[pass_.stage] += (pass_.kind == "forward") - (pass_.kind == last)
+            most[pass_.stage] = max(most[pass_.stage], kept[pass_.stage])
     return most
 
 
@@ -64,9 +64,9 @@ def is_split(order: str, stage: int) -> bool:
     return order == "zb" and stage > 0
 
 
-def input_of(own: Pass, num_stages: int) -> Pass | None:
+def input_of(pass_: Pass, num_stages: int) -> Pass | None:
     """Returns the pass that computes the input of a pass; None: its input is data."""
-    stage, number, kind = own
+    stage, number, kind = pass_
     if kind == "weights":
         return Pass(stage, number, "backward")
     if kind == "forward":
@@ -108,17 +108,17 @@ def turns(
     done: dict[Pass, Turn] = {}
     free = [0.0] * len(left)
     while any(left):
-        for device, own in enumerate(left):
-            while own:
-                needed = input_of(own[0], len(shares))
+        for device, sequence in enumerate(left):
+            while sequence:
+                needed = input_of(sequence[0], len(shares))
                 if needed is not None and needed not in done:
                     break
                 begin = max(free[device], done[needed].end if needed else 0.0)
-                stage, _, kind = own[0]
+                stage, _, kind = sequence[0]
                 thirds = 2 if kind == "backward" and not is_split(order, stage) else 1
                 free[device] = begin + shares[stage] / num_micro_batches * thirds / 3
-                done[own[0]] = Turn(*own[0], begin, free[device])
-                own.pop(0)
+                done[sequence[0]] = Turn(*sequence[0], begin, free[device])
+                sequence.pop(0)
     return sorted(done.values())
 
 
@@ -171,7 +171,7 @@ def sequences(
         range(begin, min(begin + size, num_micro_batches))
         for begin in range(0, num_micro_batches, size)
     ]
-    found = []
+    by_device = []
     for device in range(n):
         stages = [s for s in range(num_stages) if device_of(s, n) == device]
         forward = [Pass(s, i, "forward") for numbers in rounds for s in stages for i in numbers]
@@ -189,5 +189,7 @@ def sequences(
             "zb": n - device,
         }[order]
         mixed = itertools.zip_longest(back, forward[ahead:], weights)
-        found.append(forward[:ahead] + [own for some in mixed for own in some if own is not None])
-    return found
+        by_device.append(
+            forward[:ahead] + [pass_ for some in mixed for pass_ in some if pass_ is not None]
+        )
+    return by_device

@@ -32,33 +32,33 @@ class Stages(NamedTuple):
 
     def weights(self) -> list[list[keras.Variable]]:
         """Returns the variables that each stage stores: those that it is the first to read."""
-        found: list[list[keras.Variable]] = [[] for _ in range(self.num_stages)]
+        by_stage: list[list[keras.Variable]] = [[] for _ in range(self.num_stages)]
         seen = set[int]()
         for operation, number in zip(self.operations, self.numbers, strict=True):
             for variable in getattr(operation, "variables", []):
                 if id(variable) not in seen:
                     seen.add(id(variable))
-                    found[number].append(variable)
-        return found
+                    by_stage[number].append(variable)
+        return by_stage
 
     def stages_of_calls(self) -> dict[keras.Operation, list[int]]:
         """Returns the stages of the calls of each operation, in order."""
-        found: dict[keras.Operation, list[int]] = {}
+        stages: dict[keras.Operation, list[int]] = {}
         for operation, number in zip(self.operations, self.numbers, strict=True):
-            found.setdefault(operation, []).append(number)
-        return found
+            stages.setdefault(operation, []).append(number)
+        return stages
 
     def shared_weights(self) -> dict[str, list[int]]:
         """Returns the stages that read a weight, by its path, if they are several."""
-        found: dict[str, set[int]] = {}
+        by_path: dict[str, set[int]] = {}
         for operation, number in zip(self.operations, self.numbers, strict=True):
             for variable in getattr(operation, "variables", []):
-                found.setdefault(variable.path, set()).add(number)
-        return {path: sorted(readers) for path, readers in found.items() if len(readers) > 1}
+                by_path.setdefault(variable.path, set()).add(number)
+        return {path: sorted(readers) for path, readers in by_path.items() if len(readers) > 1}
 
     def num_parameters(self) -> list[int]:
         """Returns the number of elements of each stage's variables."""
-        return [sum(math.prod(v.shape) for v in own) for own in self.weights()]
+        return [sum(math.prod(v.shape) for v in variables) for variables in self.weights()]
 
     def num_bytes(self) -> list[float] | None:
         """Returns the largest number of bytes that each stage holds; None if not estimated."""
@@ -117,7 +117,7 @@ def into_stages(
         _check_enough_places(operations, num_stages, allowed, shared)
         costs_by_stage = costs or [_num_elements(operations)] * num_stages
         where = balanced_cuts(costs_by_stage, allowed)
-    numbers = [bisect.bisect_right(where, place) for place in range(len(operations))]
+    numbers = [bisect.bisect_right(where, index) for index in range(len(operations))]
     return Stages(operations, numbers, num_stages, costs)
 
 
@@ -139,13 +139,13 @@ def calls_of_model(model: keras.Model) -> list[keras.Operation]:
             f"{type(model).__name__} is called by code of its own: build it with "
             "keras.Model(inputs, outputs), or use strategy 'mirrored'."
         )
-    found: list[keras.Operation] = []
+    operations: list[keras.Operation] = []
     for operation in called:
         if isinstance(operation, keras.Model) and operations_called_by(operation) is not None:
-            found += calls_of_model(operation)
+            operations += calls_of_model(operation)
         else:
-            found.append(operation)
-    return found
+            operations.append(operation)
+    return operations
 
 
 def check_no_custom_step(model: keras.Model) -> None:
@@ -182,15 +182,15 @@ def shared_spans(
         The first and the last call of each span, and the name of what they share.
     """
     seen: dict[int, tuple[int, int, str]] = {}
-    for place, operation in enumerate(calls):
+    for index, operation in enumerate(calls):
         weights = {id(v) for v in learned_weights(operation)} if of_state else set()
         variables = getattr(operation, "variables", [])
         shared = [(id(v), v.path) for v in variables if id(v) not in weights]
         if not of_state and not shared:
             shared = [(id(operation), operation.name)]
         for key, name in shared:
-            first, _, known = seen.get(key, (place, place, name))
-            seen[key] = (first, place, known)
+            first, _, shared_name = seen.get(key, (index, index, name))
+            seen[key] = (first, index, shared_name)
     return [span for span in seen.values() if span[0] < span[1]]
 
 
@@ -199,9 +199,9 @@ def _num_elements(operations: Sequence[keras.Operation]) -> list[float]:
     seen: set[int] = set()
     sizes = []
     for operation in operations:
-        own = {id(v): math.prod(v.shape) for v in getattr(operation, "variables", [])}
-        sizes.append(1.0 + sum(size for key, size in own.items() if key not in seen))
-        seen |= own.keys()
+        elements = {id(v): math.prod(v.shape) for v in getattr(operation, "variables", [])}
+        sizes.append(1.0 + sum(size for key, size in elements.items() if key not in seen))
+        seen |= elements.keys()
     return sizes
 
 
@@ -215,8 +215,8 @@ def cut_places(length: int, spans: Iterable[tuple[int, int]]) -> list[int]:
         length: The length of the chain.
         spans: First and last element of each span that has to stay together.
     """
-    closed = {place for first, last in spans for place in range(first + 1, last + 1)}
-    return [place for place in range(1, length) if place not in closed]
+    closed = {index for first, last in spans for index in range(first + 1, last + 1)}
+    return [index for index in range(1, length) if index not in closed]
 
 
 def balanced_cuts(costs: Sequence[Sequence[float]], allowed: Sequence[int]) -> list[int]:
@@ -239,8 +239,8 @@ def balanced_cuts(costs: Sequence[Sequence[float]], allowed: Sequence[int]) -> l
     first = [0.0, *itertools.accumulate(costs[0])]
     # By index into `ends`: the most expensive run up to there, and the cuts before.
     best: list[tuple[float, list[int]]] = [(first[end], []) for end in ends]
-    for run, own in enumerate(costs[1:], 1):
-        sums = [0.0, *itertools.accumulate(own)]
+    for run, cost_of_run in enumerate(costs[1:], 1):
+        sums = [0.0, *itertools.accumulate(cost_of_run)]
         best = [
             min(
                 (
@@ -278,18 +278,18 @@ def _place_after(
     operations: Sequence[keras.Operation], name: str, shared: Sequence[tuple[int, int, str]]
 ) -> int:
     """Returns the place after the last call of a layer."""
-    found = [place for place, operation in enumerate(operations) if operation.name == name]
-    if not found or found[-1] == len(operations) - 1:
-        known = [operation.name for operation in operations[:-1]]
+    calls = [index for index, operation in enumerate(operations) if operation.name == name]
+    if not calls or calls[-1] == len(operations) - 1:
+        names = [operation.name for operation in operations[:-1]]
         raise ConfigurationError(
-            f"cut_at: no layer before the last is called {name!r}.{did_you_mean(name, known)}"
+            f"cut_at: no layer before the last is called {name!r}.{did_you_mean(name, names)}"
         )
-    place = found[-1] + 1
+    index = calls[-1] + 1
     for first, last, weight in shared:
-        if first < place <= last:
+        if first < index <= last:
             raise UnsupportedModelError(
                 f"A cut after {name!r} would leave {weight} in two stages, because it is used on "
                 f"both sides: cut before {operations[first].name!r} or after "
                 f"{operations[last].name!r}."
             )
-    return place
+    return index

@@ -159,8 +159,8 @@ class Pipeline(Strategy):
         for terms in zip(*terms_by_micro_batch, strict=True):
             first = terms[0].values if isinstance(terms[0], tf.IndexedSlices) else terms[0]
             with tf.device(first.device):
-                known = self._tracing.sum_of(terms) if self._tracing else None
-                sums.append(local_sum(terms) if known is None else known)
+                total = self._tracing.sum_of(terms) if self._tracing else None
+                sums.append(local_sum(terms) if total is None else total)
         return by_device(self.group.all_reduce, sums) if self.group.size > 1 else sums
 
 
@@ -192,10 +192,10 @@ class StagedVariables(VariableLayout):
     def place(self, model: Any) -> None:
         if not model.built:
             return
-        self.stages = found = self._planner.stages_of(model)
-        self.stages_of.update(found.stages_of_calls())
+        self.stages = stages = self._planner.stages_of(model)
+        self.stages_of.update(stages.stages_of_calls())
         homes = self._homes()
-        for weights in found.weights():
+        for weights in stages.weights():
             for weight in weights:
                 if keras.backend.is_float_dtype(
                     weight.dtype
@@ -219,8 +219,8 @@ class StagedVariables(VariableLayout):
         weights = [] if self.stages is None else self.stages.weights()
         return {
             id(weight): device
-            for device, own in zip(self.stage_devices(), weights, strict=False)
-            for weight in own
+            for device, variables in zip(self.stage_devices(), weights, strict=False)
+            for weight in variables
         }
 
     def stage_devices(self) -> list[str]:

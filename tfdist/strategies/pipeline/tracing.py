@@ -43,8 +43,8 @@ class Tracing:
         self._stages, self._devices, self._order = stages, devices, order
         values = (
             (v.value, min(numbers))
-            for own, numbers in stages.items()
-            for v in getattr(own, "variables", [])
+            for operation, numbers in stages.items()
+            for v in getattr(operation, "variables", [])
         )
         self._stages_of_weights: dict[Any, int] = {}  # the first that reads it stores it
         for value, stage in values:
@@ -115,16 +115,16 @@ class Tracing:
         number, last = self._micro_batch(), len(self._devices) - 1
         if number is None:
             raise RuntimeError("gradients are taken within a micro-batch")
-        own = Pass(last, number, "backward")
-        with _placed(self._devices[last], [loss, *self._order.before(own)]):
+        pass_ = Pass(last, number, "backward")
+        with _placed(self._devices[last], [loss, *self._order.before(pass_)]):
             begin = tf.ones_like(loss)
-        self._order.begins(own, begin)
+        self._order.begins(pass_, begin)
         gradients = tf.gradients(loss, sources, begin)
-        for place, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
+        for index, (source, gradient) in enumerate(zip(sources, gradients, strict=True)):
             if gradient is not None:
                 is_weight = isinstance(source, tf.Variable)
                 stage = self._stages_of_weights.get(source.ref(), last) if is_weight else last
-                total = self._added(place, gradient)
+                total = self._added(index, gradient)
                 self._order.has_gone_back(stage, number, [total], of_weights=True)
         return gradients
 
@@ -135,19 +135,19 @@ class Tracing:
                 return total
         return None
 
-    def _added(self, place: int, gradient: Any) -> tf.Tensor:
+    def _added(self, index: int, gradient: Any) -> tf.Tensor:
         """Adds a gradient to the sum at once, so that only one needs memory at a time.
 
         What comes next waits for the sum, which also keeps TensorFlow from merging the additions.
         """
         if isinstance(gradient, tf.IndexedSlices):
             return gradient.values
-        added, total = self._sums.get(place, ((), None))
+        added, total = self._sums.get(index, ((), None))
         if total is not None:
             with _placed(gradient.device, []):
                 total = tf.add(total, gradient)
-        self._sums[place] = ((*added, gradient), gradient if total is None else total)
-        return self._sums[place][1]
+        self._sums[index] = ((*added, gradient), gradient if total is None else total)
+        return self._sums[index][1]
 
     def _entering(self, number: int, stage: int, tensor: Any) -> Any:
         """Returns a tensor as it enters a stage, with one gate for each stage."""
@@ -183,11 +183,11 @@ class Tracing:
 
         return through(tensor)
 
-    def _first_of(self, own: Pass, tensor: tf.Tensor) -> tf.Tensor:
+    def _first_of(self, pass_: Pass, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor on the device of a pass, when the pass may begin."""
-        with _placed(self._devices[own.stage], self._order.before(own)):
+        with _placed(self._devices[pass_.stage], self._order.before(pass_)):
             gate = tf.identity(tensor)
-        self._order.begins(own, gate)
+        self._order.begins(pass_, gate)
         return gate
 
 

@@ -110,14 +110,14 @@ class OverProcesses:
             return [variable.joined(dtype) for variable, dtype in read]
         divisions = [cast("OverProcesses", variable.division) for variable, _ in read]
         packs: dict[Any, list[int]] = defaultdict(list)
-        for place in sorted(range(len(read)), key=lambda place: divisions[place].number):
-            variable, dtype = read[place]
+        for index in sorted(range(len(read)), key=lambda index: divisions[index].number):
+            variable, dtype = read[index]
             is_small = variable.shape.num_elements() < FUSION_LIMIT
-            packs[dtype.name if is_small else place].append(place)
+            packs[dtype.name if is_small else index].append(index)
         wholes: dict[int, tf.Tensor] = {}
         for places in packs.values():
-            wholes |= zip(places, self._packed([read[place] for place in places]), strict=True)
-        return [wholes[place] for place in range(len(read))]
+            wholes |= zip(places, self._packed([read[index] for index in places]), strict=True)
+        return [wholes[index] for index in range(len(read))]
 
     def _packed(self, read: Sequence[tuple[ShardedVariable, tf.DType]]) -> list[tf.Tensor]:
         """Returns the full values of variables of one dtype, by one all-gather."""
@@ -162,9 +162,11 @@ def _slices_of_shards(
     indices = tf.cast(slices.indices, tf.int64)  # a table may have more elements than int32 counts
     width = tf.constant(slices.shape[1:].num_elements(), tf.int64)
     places = tf.reshape(indices[:, None] * width + tf.range(width), [-1])
-    values, found = tf.reshape(slices.values, [-1]), []
+    values, slices_of_shards = tf.reshape(slices.values, [-1]), []
     for size in sizes:
-        own = (places >= begin) & (places < begin + size)
-        found.append(tf.IndexedSlices(values[own], places[own] - begin, tf.constant([size])))
+        inside = (places >= begin) & (places < begin + size)
+        slices_of_shards.append(
+            tf.IndexedSlices(values[inside], places[inside] - begin, tf.constant([size]))
+        )
         begin += size
-    return found
+    return slices_of_shards

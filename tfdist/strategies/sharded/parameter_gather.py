@@ -197,11 +197,11 @@ class ParameterGather:
 
 def total_gradient(gradients: list[Any], variable: ShardedVariable) -> Any:
     """Returns the gradient of a variable from those of all tensors read of it, or None."""
-    found = [tf.cast(g, variable.parts[0].dtype) for g in gradients if g is not None]
-    slices = [gradient for gradient in found if isinstance(gradient, tf.IndexedSlices)]
+    terms = [tf.cast(g, variable.parts[0].dtype) for g in gradients if g is not None]
+    slices = [gradient for gradient in terms if isinstance(gradient, tf.IndexedSlices)]
     if slices:  # which the strategy refuses, with the name of the variable
         return slices[0]
-    return local_sum(found) if found else None
+    return local_sum(terms) if terms else None
 
 
 def _wanted_again(
@@ -217,7 +217,7 @@ def _wanted_again(
     if not gathered:
         return []
     operations = enumerate(graph.get_operations())
-    backward = {one.name: place for place, one in operations if place >= num_before}
+    backward = {one.name: index for index, one in operations if index >= num_before}
     with_uses = [(one, uses) for one in gathered if (uses := _uses(one, backward))]
     wanted: list[_Wanted] = []
     for one, uses in sorted(with_uses, key=lambda pair: pair[1][0].place):
@@ -228,13 +228,13 @@ def _wanted_again(
 
 def _uses(gathered: GatheredParameter, backward: Mapping[str, int]) -> list[_Use]:
     """Returns the backward operations that read a variable, in the order in which they run."""
-    found = [
+    uses = [
         _Use(backward[consumer.name], consumer, read)
         for read in gathered.reads
         for consumer in read.consumers()
         if consumer.name in backward and consumer.type not in _SIZE_OPERATIONS
     ]
-    return sorted(found, key=operator.attrgetter("place"))
+    return sorted(uses, key=operator.attrgetter("place"))
 
 
 def _gradient_into(

@@ -82,15 +82,17 @@ class Plan:
         for weight in self.cut:
             size = tf.as_dtype(weight.dtype).size
             sizes = shard_sizes(weight.shape.num_elements(), len(owners))
-            for owner, own in zip(owners, sizes, strict=True):
-                held[owner] += size * own * (1 + state)
+            for owner, num_bytes_of_shards in zip(owners, sizes, strict=True):
+                held[owner] += size * num_bytes_of_shards * (1 + state)
         for weight, home in self.homes:
             for owner in owners if is_rest_copied else [home]:
                 held[owner] += num_bytes(weight) * (state if copies_weights else 1 + state)
         if copies_weights:
             whole = sum(map(num_bytes, self.cut)) + sum(num_bytes(w) for w, _ in self.homes)
-            held = {owner: own + whole for owner, own in held.items()}
-        return {owner: round(own) for owner, own in held.items()}
+            held = {
+                owner: num_bytes_of_shards + whole for owner, num_bytes_of_shards in held.items()
+            }
+        return {owner: round(num_bytes_of_shards) for owner, num_bytes_of_shards in held.items()}
 
 
 def plan(
@@ -191,9 +193,9 @@ def bytes_by_device(variables: Iterable[keras.Variable]) -> dict[str, int]:
     """Returns the bytes of variables, their shards and copies, by the short name of a device."""
     held: dict[str, int] = {}
     for variable in variables:
-        for own in tensors_of(variable):
-            name = connection.short(own.device)
-            held[name] = held.get(name, 0) + own.shape.num_elements() * own.dtype.size
+        for tensor in tensors_of(variable):
+            name = connection.short(tensor.device)
+            held[name] = held.get(name, 0) + tensor.shape.num_elements() * tensor.dtype.size
     return held
 
 

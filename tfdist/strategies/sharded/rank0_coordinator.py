@@ -217,6 +217,6 @@ _known: dict[type[ProcessGroup], Rank0Coordinator] = {}
 
 def coordinator_of(group: ProcessGroup) -> Rank0Coordinator:
     """Returns the coordinator of this process, which exchanges through a group of the same kind."""
-    found = _known.setdefault(type(group), Rank0Coordinator(group))
-    group.before_exchange(found.meet)
-    return found
+    coordinator = _known.setdefault(type(group), Rank0Coordinator(group))
+    group.before_exchange(coordinator.meet)
+    return coordinator

@@ -246,18 +246,18 @@ class DeviceShards(ShardedVariables):
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums each gradient where its variable's state is: each shard on its own device."""
-        own = {}
-        for place, gradient in gradients.items() if self._shard != "optimizer" else ():
-            variable = variables[place]
+        terms = {}
+        for index, gradient in gradients.items() if self._shard != "optimizer" else ():
+            variable = variables[index]
             if isinstance(gradient, tf.IndexedSlices):
                 continue
             if isinstance(variable, ShardedVariable):
                 pieces = zip(variable.cut(gradient), self._devices, strict=True)
-                own[place] = ShardedGradient(_sent(piece, device) for piece, device in pieces)
+                terms[index] = ShardedGradient(_sent(piece, device) for piece, device in pieces)
             elif hasattr(variable, _HOME):
-                own[place] = _sent(gradient, getattr(variable, _HOME))
-        sums = self._exchange(tf.nest.flatten(own)) if own else []
-        return tf.nest.pack_sequence_as(own, sums)
+                terms[index] = _sent(gradient, getattr(variable, _HOME))
+        sums = self._exchange(tf.nest.flatten(terms)) if terms else []
+        return tf.nest.pack_sequence_as(terms, sums)
 
 
 class ProcessShards(ShardedVariables):
@@ -307,13 +307,13 @@ class ProcessShards(ShardedVariables):
             return {}
         places = [p for p in gradients if isinstance(variables[p], ShardedVariable)]
         order = buckets.in_order({p: gradients[p] for p in places}, self._exchange.bucket_bytes)
-        flat = [[tf.reshape(gradients[place], [-1]) for place in bucket] for bucket in order]
+        flat = [[tf.reshape(gradients[index], [-1]) for index in bucket] for bucket in order]
         scatter = self._group.reduce_scatter
         sums = buckets.each(scatter, flat, self._exchange.bucket_bytes, self._group.sums_in_order)
         totals = buckets.by_index(order, sums)
-        for place, total in totals.items():
-            total.set_shape(variables[place].parts[0].shape)
-        return {place: ShardedGradient([total]) for place, total in totals.items()}
+        for index, total in totals.items():
+            total.set_shape(variables[index].parts[0].shape)
+        return {index: ShardedGradient([total]) for index, total in totals.items()}
 
     def any_of_parts(self, flag: tf.Tensor) -> tf.Tensor:
         return self._group.all_reduce([tf.cast(flag, tf.int32)])[0] > 0

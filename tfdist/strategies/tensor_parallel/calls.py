@@ -68,8 +68,8 @@ class Calls:
                 call = functools.partial(_in_parts, split, way, split.layer.call)
                 stack.enter_context(replaced(split.layer, "call", call))
             for operation in between if by_rows else ():
-                own = functools.partial(self._between, operation, operation.call)
-                stack.enter_context(replaced(operation, "call", own))
+                replacement = functools.partial(self._between, operation, operation.call)
+                stack.enter_context(replaced(operation, "call", replacement))
             for layer in following:
                 follow = functools.partial(self._follow, layer.call)
                 stack.enter_context(replaced(layer, "call", follow))
@@ -81,14 +81,14 @@ class Calls:
         activation = getattr(layer, "activation", None) or activations.linear
         apart = activation in ELEMENTWISE
         given = self._cut(x, split.inputs)
-        for number, own in enumerate(given):
+        for number, arguments in enumerate(given):
             with self._on(number), ExitStack() as stack:
                 if not apart:  # softmax needs all channels
                     stack.enter_context(replaced(layer, "activation", None))
                 if hasattr(layer, "filters"):  # a convolution reshapes its bias by it
                     filters = split.outputs.sizes[number] if split.outputs else None
                     stack.enter_context(replaced(layer, "filters", filters))
-                slices.append(call(own, **options))
+                slices.append(call(arguments, **options))
         whole = self._joined(split.outputs, slices)
         return whole if apart else activation(whole)
 
@@ -100,9 +100,9 @@ class Calls:
         if hasattr(layer, "use_bias"):
             without["use_bias"] = False
         with all_replaced(layer, without):
-            for number, own in enumerate(self._cut(x, split.inputs)):
+            for number, piece in enumerate(self._cut(x, split.inputs)):
                 with self._on(number):
-                    terms.append(call(own, **options))
+                    terms.append(call(piece, **options))
 
         def finished(total: tf.Tensor) -> tf.Tensor:
             if bias is None:
@@ -146,8 +146,8 @@ class Calls:
                 stack.enter_context(replaced(generator, "next", functools.cache(generator.next)))
             for number in range(len(self._devices)):
                 own_args, own_options = self._gathered(number, args, options)
-                own = [t for t in keras.tree.flatten((own_args, own_options)) if _is_tensor(t)]
-                for tensor, mask in zip(own, masks, strict=True):
+                tensors = [t for t in keras.tree.flatten((own_args, own_options)) if _is_tensor(t)]
+                for tensor, mask in zip(tensors, masks, strict=True):
                     if mask is not None:  # the call removes it
                         set_mask(tensor, mask)
                 drop = functools.partial(_dropped, dropout.call, queries, number)
@@ -167,9 +167,9 @@ class Calls:
         """Looks up ids in the rows of a table that each device has, or computes their logits."""
         parts = []
         if reverse:
-            for number, own in enumerate(self._cut(x, None)):
+            for number, piece in enumerate(self._cut(x, None)):
                 with self._on(number):
-                    parts.append(call(own, reverse=True))
+                    parts.append(call(piece, reverse=True))
             return self._joined(split.outputs, parts)
         for number in range(len(self._devices)):
             with self._on(number):
@@ -186,9 +186,9 @@ class Calls:
             return call(x, **options)
         division, parts = self._slices[x]
         slices = []
-        for number, own in enumerate(parts):
+        for number, piece in enumerate(parts):
             with tf.device(self._devices[number]):
-                slices.append(call(own, **options))
+                slices.append(call(piece, **options))
         return self._joined(division, slices)
 
     def _between(
@@ -229,8 +229,8 @@ class Calls:
         if division is None:
             return [self._rows.gather(x, number) for number in range(len(self._devices))]
         if x in self._slices:
-            known, parts = self._slices[x]
-            if _same(known, division, len(x.shape)):
+            held, parts = self._slices[x]
+            if _same(held, division, len(x.shape)):
                 return parts
         return self._rows.to_slices(x, division.sizes, division.axis)
 

@@ -81,25 +81,25 @@ def layout(
     Raises:
         ConfigurationError: A rule cannot be followed.
     """
-    reason, found = reason_whole(model, optimizers), list(flatten_layers(model))
-    of = [*map(id, found), *map(id, model.variables)]
+    reason, layers = reason_whole(model, optimizers), list(flatten_layers(model))
+    of = [*map(id, layers), *map(id, model.variables)]
     if known is not None and (known.reason_whole, known.of) == (reason, of):
         return known
     if reason is not None:
         return Layout([], [], [], [], reason, of)
     calls = calls_of(model)
-    order = {id(layer): place for place, layer in reversed(list(enumerate(c.layer for c in calls)))}
-    found.sort(key=lambda layer: order.get(id(layer), len(order)))
-    inner = _inside_keras_layers(found)
+    order = {id(layer): index for index, layer in reversed(list(enumerate(c.layer for c in calls)))}
+    layers.sort(key=lambda layer: order.get(id(layer), len(order)))
+    inner = _inside_keras_layers(layers)
     ways = {}
-    for layer in found:
-        own = [w for w in splits.ways(layer, num_devices) if _may_be_cut(w, smallest)]
-        if own and id(layer) not in inner:
-            ways[id(layer)] = own
+    for layer in layers:
+        possible = [w for w in splits.ways(layer, num_devices) if _may_be_cut(w, smallest)]
+        if possible and id(layer) not in inner:
+            ways[id(layer)] = possible
     chosen = by_rules(ways, rules) if rules is not None else automatic(ways, calls)
-    unshared = _without_shared(chosen, found)
-    following = [layer for layer in found if keeps_parts(layer)]
-    operations = {id(o): o for o in [*found, *(c.layer for c in calls)] if id(o) not in inner}
+    unshared = _without_shared(chosen, layers)
+    following = [layer for layer in layers if keeps_parts(layer)]
+    operations = {id(o): o for o in [*layers, *(c.layer for c in calls)] if id(o) not in inner}
     between = [operation for operation in operations.values() if computes_by_rows(operation)]
     return Layout(unshared, following, between, calls, None, of)
 
@@ -143,8 +143,8 @@ def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Sp
         key, from_parts = id(call.layer), [made.get(number, False) for number in call.inputs]
         if key in ways:
             kind = _next_kind(ways[key], call, all(from_parts) and bool(from_parts))
-            known = kinds.setdefault(key, kind)
-            if known != kind:  # called twice, not always on slices
+            kind_of_key = kinds.setdefault(key, kind)
+            if kind_of_key != kind:  # called twice, not always on slices
                 kinds[key] = ways[key][0].kind
             in_parts = kinds[key] in ("column", "channels") and _stays_in_parts(call.layer)
         else:
@@ -152,8 +152,8 @@ def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Sp
         for number in call.outputs:
             made.setdefault(number, in_parts)
     return [
-        next(way for way in own if way.kind == kinds.get(key, own[0].kind))
-        for key, own in ways.items()
+        next(way for way in possible if way.kind == kinds.get(key, possible[0].kind))
+        for key, possible in ways.items()
     ]
 
 
@@ -184,31 +184,31 @@ def by_rules(ways: Mapping[int, list[Split]], rules: Rules) -> list[Split]:
         ConfigurationError: A rule cannot be followed.
     """
     chosen, used = [], set()
-    for own in ways.values():
-        paths = {cut.variable.path: cut for way in own for cut in way.cuts}
+    for possible in ways.values():
+        paths = {cut.variable.path: cut for way in possible for cut in way.cuts}
         rule = next((r for r in rules if any(re.search(r, path) for path in paths)), None)
         if rule is None:
             continue
         used.add(rule)
         axes = getattr(rules[rule], "axes", rules[rule])
-        split_axes = [place for place, axis in enumerate(axes) if axis is not None]
+        split_axes = [index for index, axis in enumerate(axes) if axis is not None]
         if not split_axes:
             continue
         fits = [
             way
-            for way in own
+            for way in possible
             for cut in way.cuts
             if re.search(rule, cut.variable.path) and split_axes == [cut.division.axis]
         ]
         if not fits:
-            can = " or ".join(f"{way.cuts[0].division.axis} ({way.kind})" for way in own)
+            can = " or ".join(f"{way.cuts[0].division.axis} ({way.kind})" for way in possible)
             raise ConfigurationError(
                 f"layout: {rule!r} cuts axis {', '.join(map(str, split_axes))} of {min(paths)!r}, "
-                f"whose layer is split along axis {can} of {own[0].cuts[0].variable.path!r}."
+                f"whose layer is split along axis {can} of {possible[0].cuts[0].variable.path!r}."
             )
         chosen.append(fits[0])
     if unused := [rule for rule in rules if rule not in used]:
-        names = sorted(own[0].cuts[0].variable.path for own in ways.values())
+        names = sorted(possible[0].cuts[0].variable.path for possible in ways.values())
         raise ConfigurationError(
             f"layout: no weight that can be split has a path like {unused[0]!r}; there are "
             f"{', '.join(names[:5]) or 'none'}."
@@ -227,7 +227,7 @@ def calls_of(model: keras.Model) -> list[Call]:
     inputs = getattr(model, "inputs", None)
     if not inputs:
         return []
-    found: list[Call] = []
+    calls: list[Call] = []
     inside: list[Any] = []
     tensors: list[tf.Tensor] = []  # kept until the end, so that none gets the id of another
 
@@ -244,14 +244,14 @@ def calls_of(model: keras.Model) -> list[Call]:
         tensors.extend([*inputs_read, *made])
         ranks = [each[0].shape.rank or 0 if each else 0 for each in (inputs_read, made)]
         numbers = [id(tensor) for tensor in inputs_read], [id(tensor) for tensor in made]
-        found.append(Call(operation, *numbers, ranks[0], _positions(made), ranks[1]))
+        calls.append(Call(operation, *numbers, ranks[0], _positions(made), ranks[1]))
         return outputs
 
     # Keras's own remat takes no keyword arguments in a graph.
     with operations_called_through(note), remat_replaced_by(lambda function: function):
         # A Sequential model has one input, and no structure of inputs.
         build_by_shapes(model, inputs[0] if len(inputs) == 1 else model.input)
-    return found
+    return calls
 
 
 def _positions(outputs: list[tf.Tensor]) -> int:

@@ -41,8 +41,8 @@ def computes_by_rows(operation: keras.Operation) -> bool:
         return all(axis == -1 or axis > 0 for axis in axes)
     if type(operation) is layers.Dropout:
         return operation.noise_shape is None
-    known = is_elementwise(operation) or is_elementwise_operation(operation)
-    return known or type(operation) in _MERGES
+    is_known = is_elementwise(operation) or is_elementwise_operation(operation)
+    return is_known or type(operation) in _MERGES
 
 
 class ByTensor(Generic[_Value]):
@@ -136,8 +136,10 @@ class RowParts:
         parts = [self._of(leaf) for leaf in leaves]
         results = []
         for number, device in enumerate(self._devices):
-            own = [leaf if p is None else p[number] for leaf, p in zip(leaves, parts, strict=True)]
-            own_args, own_options = keras.tree.pack_sequence_as((args, options), own)
+            leaves_of_part = [
+                leaf if p is None else p[number] for leaf, p in zip(leaves, parts, strict=True)
+            ]
+            own_args, own_options = keras.tree.pack_sequence_as((args, options), leaves_of_part)
             with tf.device(device):
                 results.append(call(*own_args, **own_options))
         return self.joined(results, results[0].shape)
@@ -169,9 +171,9 @@ class RowParts:
         for device, tensor in zip(self._devices, tensors, strict=True):
             with tf.device(device):
                 pieces.append((cut or self._split)(tensor))
-        for device, own in zip(self._devices, zip(*pieces, strict=True), strict=True):
+        for device, pieces_of_device in zip(self._devices, zip(*pieces, strict=True), strict=True):
             with tf.device(device):
-                results.append(combine(list(own)))
+                results.append(combine(list(pieces_of_device)))
         return results
 
     def _of(self, x: Any) -> list[tf.Tensor] | None:

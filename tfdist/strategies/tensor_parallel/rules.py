@@ -40,14 +40,14 @@ def _read(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        found = yaml.safe_load(Path(value).read_text("utf-8"))
+        rules = yaml.safe_load(Path(value).read_text("utf-8"))
     except OSError as error:
         raise ValueError(f"{value}: {error.strerror}; {_FORM} in a file.") from None
     except (UnicodeDecodeError, yaml.YAMLError):
         raise ValueError(f"{value} is no YAML; {_FORM}.") from None
-    if not isinstance(found, Mapping):
+    if not isinstance(rules, Mapping):
         raise ValueError(f"{value} holds no rules; {_FORM}.")
-    return found
+    return rules
 
 
 #: For the command line and configurations: rules, or the name of a YAML file with rules.

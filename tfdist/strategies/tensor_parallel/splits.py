@@ -74,8 +74,8 @@ class AlongAxis:
         self.axis, self.sizes = axis, list(sizes)
 
     def __eq__(self, other: object) -> bool:
-        own = (self.axis, self.sizes)
-        return isinstance(other, AlongAxis) and own == (other.axis, other.sizes)
+        key = (self.axis, self.sizes)
+        return isinstance(other, AlongAxis) and key == (other.axis, other.sizes)
 
     def __hash__(self) -> int:
         return hash((self.axis, *self.sizes))
@@ -135,20 +135,20 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
     """
     if not _is_supported(type(layer)) or not layer.built or not is_plain(layer):
         return []
-    found: Sequence[Split | None]
+    splits: Sequence[Split | None]
     if isinstance(layer, ATTENTIONS):
-        found = [_heads(layer, num_devices)]
+        splits = [_heads(layer, num_devices)]
     elif isinstance(layer, layers.ReversibleEmbedding):
-        found = [_reversible(layer, num_devices)]
+        splits = [_reversible(layer, num_devices)]
     elif isinstance(layer, layers.EinsumDense):
-        found = _einsum(layer, num_devices)
+        splits = _einsum(layer, num_devices)
     elif isinstance(layer, DEPTHWISE):
-        found = [_depthwise(layer, num_devices)]
+        splits = [_depthwise(layer, num_devices)]
     elif getattr(layer, "groups", 1) > 1:
-        found = [_groups(layer, num_devices)]
+        splits = [_groups(layer, num_devices)]
     else:
-        found = _affine(layer, num_devices)
-    return [way for way in found if way is not None and _has_elements(way)]
+        splits = _affine(layer, num_devices)
+    return [way for way in splits if way is not None and _has_elements(way)]
 
 
 def _is_supported(kind: type) -> bool:
@@ -183,11 +183,11 @@ def _affine(layer: Any, num_devices: int) -> list[Split]:
 
 def _reversible(layer: Any, num_devices: int) -> Split:
     """Splits the vocabulary of a table that also computes logits, by the same weights or others."""
-    own = shard_sizes(layer.input_dim, num_devices)
-    cuts = [Cut(kernel_of(layer), AlongAxis(0, own))]
+    sizes = shard_sizes(layer.input_dim, num_devices)
+    cuts = [Cut(kernel_of(layer), AlongAxis(0, sizes))]
     if not layer.tie_weights:
-        cuts.append(Cut(layer.reverse_embeddings, AlongAxis(1, own)))
-    return Split(layer, "vocabulary", cuts, outputs=AlongAxis(-1, own))
+        cuts.append(Cut(layer.reverse_embeddings, AlongAxis(1, sizes)))
+    return Split(layer, "vocabulary", cuts, outputs=AlongAxis(-1, sizes))
 
 
 def _groups(layer: Any, num_devices: int) -> Split | None:
@@ -222,20 +222,20 @@ def _channels(
 
 
 def _einsum(layer: Any, num_devices: int) -> list[Split]:
-    kernel, found = kernel_of(layer), []
+    kernel, splits = kernel_of(layer), []
     axis = output_axis(layer.equation, layer.bias_axes, kernel.shape)
     if axis is not None:
-        own = shard_sizes(kernel.shape[axis.of_kernel], num_devices)
-        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, own))]
+        sizes = shard_sizes(kernel.shape[axis.of_kernel], num_devices)
+        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, sizes))]
         if axis.of_bias is not None:
-            cuts += _bias(layer, axis.of_bias, own)
-        found.append(Split(layer, "column", cuts, outputs=AlongAxis(axis.of_tensor, own)))
+            cuts += _bias(layer, axis.of_bias, sizes)
+        splits.append(Split(layer, "column", cuts, outputs=AlongAxis(axis.of_tensor, sizes)))
     axis = input_axis(layer.equation, kernel.shape)
     if axis is not None:
-        own = shard_sizes(kernel.shape[axis.of_kernel], num_devices)
-        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, own))]
-        found.append(Split(layer, "row", cuts, inputs=AlongAxis(axis.of_tensor, own)))
-    return found
+        sizes = shard_sizes(kernel.shape[axis.of_kernel], num_devices)
+        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, sizes))]
+        splits.append(Split(layer, "row", cuts, inputs=AlongAxis(axis.of_tensor, sizes)))
+    return splits
 
 
 def _heads(layer: Any, num_devices: int) -> Split | None:
@@ -249,11 +249,11 @@ def _heads(layer: Any, num_devices: int) -> Split | None:
     if any(projection.activity_regularizer for projection in [*projections, out]):
         return None
     fewest = min(kernel_of(projection).shape[1] for projection in projections)
-    own = shard_sizes(fewest, num_devices)
+    sizes = shard_sizes(fewest, num_devices)
     cuts: list[Cut] = []
     for projection in projections:
         # With grouped queries, several heads of queries share one head of keys and values.
-        heads = [kernel_of(projection).shape[1] // fewest * size for size in own]
+        heads = [kernel_of(projection).shape[1] // fewest * size for size in sizes]
         cuts += [Cut(kernel_of(projection), AlongAxis(1, heads)), *_bias(projection, 0, heads)]
     queries = cuts[0].division.sizes
     return Split(layer, "heads", [*cuts, Cut(kernel_of(out), AlongAxis(0, queries))])
@@ -311,10 +311,10 @@ def output_axis(equation: str, bias_axes: str | None, shape: Sequence[int]) -> A
         shape: The shape of the kernel.
     """
     inputs, kernel, outputs = _specs(equation)
-    found = [label for label in kernel if label in outputs and label not in inputs]
-    if not found:
+    labels = [label for label in kernel if label in outputs and label not in inputs]
+    if not labels:
         return None
-    label = max(found, key=lambda label: shape[kernel.index(label)])
+    label = max(labels, key=lambda label: shape[kernel.index(label)])
     first = min((outputs.replace("...", "").index(axis) for axis in bias_axes or ""), default=0)
     of_bias = None
     if label in (bias_axes or ""):
@@ -325,10 +325,10 @@ def output_axis(equation: str, bias_axes: str | None, shape: Sequence[int]) -> A
 def input_axis(equation: str, shape: Sequence[int]) -> Axis | None:
     """Returns the longest axis of the kernel that is summed over."""
     inputs, kernel, outputs = _specs(equation)
-    found = [label for label in kernel if label in inputs and label not in outputs]
-    if not found:
+    labels = [label for label in kernel if label in inputs and label not in outputs]
+    if not labels:
         return None
-    label = max(found, key=lambda label: shape[kernel.index(label)])
+    label = max(labels, key=lambda label: shape[kernel.index(label)])
     return Axis(kernel.index(label), _place(inputs, label), None)
 
 
@@ -339,5 +339,5 @@ def _specs(equation: str) -> tuple[str, str, str]:
 
 
 def _place(spec: str, label: str) -> int:
-    place = spec.replace("...", "").index(label)
-    return place - len(spec.replace("...", "")) if spec.startswith("...") else place
+    index = spec.replace("...", "").index(label)
+    return index - len(spec.replace("...", "")) if spec.startswith("...") else index

@@ -114,10 +114,10 @@ class TensorParallel(Strategy):
         return rows
 
     def run(self, fn: ReplicaFn) -> Any:
-        known = list(self.variables.layouts.values())
-        splits = [split for layout in known for split in layout.splits]
-        following = [layer for layout in known for layer in layout.following]
-        between = [operation for layout in known for operation in layout.between]
+        layouts = list(self.variables.layouts.values())
+        splits = [split for layout in layouts for split in layout.splits]
+        following = [layer for layout in layouts for layer in layout.following]
+        between = [operation for layout in layouts for operation in layout.between]
         calls = Calls(self.devices).instead(splits, following, between, self._by_rows)
         with calls, tf.device(self.devices[0]):
             return fn(0)
@@ -129,8 +129,8 @@ class TensorParallel(Strategy):
         flat = tf.nest.flatten(sources)
         # Those of a graph are on the devices of the forward pass, unlike a tape's.
         of_graph = not tf.executing_eagerly()
-        found = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
-        return [_or_none(g) for g in tf.nest.pack_sequence_as(list(sources), found)]
+        gradients = tf.gradients(loss, flat) if of_graph else tape.gradient(loss, flat)
+        return [_or_none(g) for g in tf.nest.pack_sequence_as(list(sources), gradients)]
 
     def all_reduce(self, tensors: list) -> list:
         return self.variables.all_reduce(tensors)
@@ -210,12 +210,12 @@ class SlicedVariables(VariableLayout):
     def _arrange(self, model: keras.Model, optimizers: Sequence[Any]) -> Mapping[int, Cut]:
         """Gives each device its slices of the weights, and the first device what stays whole."""
         plain = [unwrapped(optimizer) for optimizer in optimizers]
-        found = layout(
+        arranged = layout(
             model, plain, len(self._devices), self._rules, self._smallest, self.layouts.get(model)
         )
-        self.layouts[model] = found
-        self._rows = _describe(model, found, self._devices)
-        cut = {id(own.variable): own for split in found.splits for own in split.cuts}
+        self.layouts[model] = arranged
+        self._rows = _describe(model, arranged, self._devices)
+        cut = {id(one.variable): one for split in arranged.splits for one in split.cuts}
         for variable in model.variables:
             if id(variable) in cut:
                 self._divide(cut[id(variable)])
@@ -249,10 +249,10 @@ class SlicedVariables(VariableLayout):
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
     ) -> dict[int, Any]:
         """Sums the gradients of each slice over the processes, on the slice's device."""
-        own = {i: ShardedGradient(g) for i, g in gradients.items() if isinstance(g, tuple)}
+        slices = {i: ShardedGradient(g) for i, g in gradients.items() if isinstance(g, tuple)}
         if self._group.size == 1:
-            return own
-        return tf.nest.pack_sequence_as(own, self.all_reduce(tf.nest.flatten(own)))
+            return slices
+        return tf.nest.pack_sequence_as(slices, self.all_reduce(tf.nest.flatten(slices)))
 
 
 def _or_none(gradient: Any) -> Any:
