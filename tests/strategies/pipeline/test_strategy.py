@@ -15,8 +15,7 @@ from tests.support.case import compiled
 from tests.support.training import X, Y, assert_same_weights
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import create
-from tfdist.strategies.pipeline.order import Order
-from tfdist.strategies.pipeline.schedule import Kind, Pass
+from tfdist.strategies.pipeline.schedule import Kind, Order, Pass
 from tfdist.strategies.pipeline.strategy import Pipeline
 from tfdist.upstream.tensorflow_graphs import Dependencies
 

@@ -7,8 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.pipeline.order import Order
-from tfdist.strategies.pipeline.schedule import Pass
+from tfdist.strategies.pipeline.schedule import Order, Pass
 from tfdist.strategies.pipeline.tracing import Tracing
 
 

@@ -23,9 +23,8 @@ from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.pipeline import planning
-from tfdist.strategies.pipeline.order import Order
 from tfdist.strategies.pipeline.planning import StagePlanner
-from tfdist.strategies.pipeline.schedule import device_of
+from tfdist.strategies.pipeline.schedule import Order, device_of
 from tfdist.strategies.pipeline.stages import Stages, refused_custom_step
 from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes

@@ -16,8 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.pipeline.order import Order
-from tfdist.strategies.pipeline.schedule import Pass
+from tfdist.strategies.pipeline.schedule import Order, Pass
 from tfdist.upstream.keras_layers import is_in_remat_scope
 from tfdist.upstream.keras_model import flatten_layers, mask_of, set_mask
 from tfdist.upstream.tensorflow_graphs import current_graph
