@@ -15,11 +15,12 @@ from tests.checkpoint.training import repeatable, weights_after
 from tests.support import buckets
 from tests.support.buckets import Fault, Proxy
 from tests.support.training import X, Y
-from tfdist.checkpoint import bucket_lock, manifest, staging
+from tfdist.checkpoint import bucket_lock, manifest
 from tfdist.checkpoint.locations import checkpoints_of, store_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import Place, load
+from tfdist.console import folders
 from tfdist.errors import ConfigurationError
 
 ROWS = 300_000  # of a variable; several parts of an upload
@@ -126,7 +127,7 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
     with pytest.raises(ConfigurationError, match="last checkpoint could not be uploaded") as raised:
         repeatable(url).fit(X, Y, epochs=2, verbose=0)
     assert "Could not write a checkpoint" in capsys.readouterr().err
-    (kept,) = staging.not_uploaded_folder(url).iterdir()
+    (kept,) = folders.not_uploaded_folder(url).iterdir()
     assert str(kept) in str(raised.value)
     load(str(kept))
     assert not bucket_lock.BucketLock(url).is_held()
@@ -135,7 +136,7 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
 def test_runs_with_similar_names_have_different_staging_folders() -> None:
     """One of them would remove the files of the other."""
     names = ["run_1", "run 1", "run#1", "run/1", "..", "_"]
-    assert len({staging.staging_folder(f"s3://bucket/{name}") for name in names}) == len(names)
+    assert len({folders.staging_folder(f"s3://bucket/{name}") for name in names}) == len(names)
 
 
 def test_fit_resumes_from_a_bucket(url: str, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tests.support.starting import python
 from tests.support.waiting import wait_for
 from tfdist import train
 from tfdist.checkpoint import __main__ as checkpoint
-from tfdist.checkpoint import staging
 from tfdist.checkpoint.locations import store_at
+from tfdist.console import folders
 from tfdist.errors import ConfigurationError
 from tfdist.run import mirror
 from tfdist.tools.runs import __main__ as runs
@@ -181,7 +181,7 @@ def test_model_that_cannot_be_uploaded_is_kept_and_reported(
     assert train.main([*FLAGS, "--epochs=1", f"--run-dir={url}/a"]) == 1
     error = capsys.readouterr().err
     assert f"{url}/a/model.keras: permission denied" in error
-    left = staging.not_uploaded_folder(f"{url}/a")
+    left = folders.not_uploaded_folder(f"{url}/a")
     assert str(left) in error
     assert weights(left / "model.keras")
     assert "metrics.jsonl" in buckets.remote(f"{url}/a").sizes()

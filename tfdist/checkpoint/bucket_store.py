@@ -20,8 +20,8 @@ from pipelines.storage import RemotePath
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
 from tfdist.checkpoint.snapshot import Packed
-from tfdist.checkpoint.staging import not_uploaded_folder, staging_folder
 from tfdist.checkpoint.store import Place, Store, damaged_name
+from tfdist.console.folders import not_uploaded_folder, staging_folder
 from tfdist.errors import ConfigurationError
 
 

@@ -31,8 +31,8 @@ from pipelines import storage
 from pipelines.storage import RemotePath
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.snapshot import STATE, VARIABLES, Packed
-from tfdist.checkpoint.staging import staging_folder
 from tfdist.checkpoint.store import TEMPORARY, Place
+from tfdist.console.folders import staging_folder
 
 #: Seconds between two looks for a report: at first, and at most.
 _POLL_SECONDS = (0.05, 2.0)

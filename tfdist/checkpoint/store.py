@@ -24,7 +24,7 @@ from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
 from tfdist.checkpoint.own_shards import NO_SHARDS, OwnShards
 from tfdist.checkpoint.snapshot import Packed, Snapshot
-from tfdist.checkpoint.staging import temporary_folder
+from tfdist.console.folders import download_folder
 from tfdist.errors import ConfigurationError
 
 _FORM = re.compile(r"epoch-(\d+)-step-(\d+)")
@@ -295,7 +295,7 @@ def verified_files(
         manifest.verify(path, files)
         yield path
         return
-    with temporary_folder() as folder:
+    with download_folder() as folder:
         try:
             _download(path, Path(folder), files)
             manifest.verify(folder, files)

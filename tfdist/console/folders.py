@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,27 @@ def cache() -> Path:
     if folder.is_dir() or _can_create(folder):
         return folder
     return _of_this_user()
+
+
+def staging_folder(url: str) -> Path:
+    """Returns the local staging folder for the files of a run or of its checkpoints.
+
+    Only the process that holds the lock of the URL writes to it. It is in the cache folder, which
+    `XDG_CACHE_HOME` sets.
+    """
+    return cache() / "staging" / _as_path(url)
+
+
+def not_uploaded_folder(url: str) -> Path:
+    """Returns the local folder for files that could not be uploaded."""
+    return cache() / "not-uploaded" / _as_path(url)
+
+
+def download_folder() -> tempfile.TemporaryDirectory[str]:
+    """Returns a new folder on the same disk as the staging folders; its `with` block removes it."""
+    root = cache()
+    root.mkdir(parents=True, exist_ok=True)
+    return tempfile.TemporaryDirectory(prefix="download-", dir=root)
 
 
 def provide_home() -> None:
@@ -123,3 +146,10 @@ def _of_this_user() -> Path:
 def _can_create(folder: Path) -> bool:
     existing = next(parent for parent in folder.parents if parent.exists())
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def _as_path(url: str) -> str:
+    """Returns a relative path that no other URL has."""
+    path = url.replace("://", "/")
+    safe = re.sub(r"[^\w.=/-]", "_", path).replace("..", "_")
+    return safe if safe == path else f"{safe}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"

@@ -21,8 +21,8 @@ from tfdist.horovod.callbacks import (
 from tfdist.horovod.callbacks import LearningRateScheduleCallback as LearningRateScheduleCallback
 from tfdist.horovod.callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
 from tfdist.horovod.callbacks import MetricAverageCallback as MetricAverageCallback
-from tfdist.horovod.load_model import load_model as load_model
 from tfdist.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
+from tfdist.horovod.optimizer import load_model as load_model
 from tfdist.horovod.ranks import (
     Average,
     Compression,

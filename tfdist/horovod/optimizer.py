@@ -1,14 +1,16 @@
-"""Horovod's `DistributedOptimizer` for Keras 3."""
+"""Horovod's `DistributedOptimizer` for Keras 3, and models that are loaded with it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
 from tfdist.errors import ConfigurationError
-from tfdist.horovod import keras_changes, refused
-from tfdist.horovod.exchange import Exchange, attach, exchanges_of
+from tfdist.horovod import refused
+from tfdist.horovod.exchange import Exchange, attach, exchanges_of, patch_keras
 from tfdist.horovod.ranks import Average, Compression, Sum
 from tfdist.upstream.keras_optimizers import clip_after, unwrapped
 
@@ -76,7 +78,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     exchange = Exchange(compression, op, sparse_as_dense, times=passes)
     attach(inner, exchange)
     clip_after(inner, exchange)
-    keras_changes.make()
+    patch_keras()
     refused.without_local_variables(optimizer)
     return optimizer
 
@@ -97,3 +99,34 @@ def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
             "Set the number when you create the optimizer."
         )
     optimizer.gradient_accumulation_steps = passes
+
+
+def load_model(
+    filepath: str | Path,
+    custom_optimizers: Sequence[type[keras.optimizers.Optimizer]] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+) -> keras.Model:
+    """Loads a model that `model.save` wrote, and makes its optimizer a `DistributedOptimizer`.
+
+    Example:
+        >>> import tfdist.horovod as hvd
+        >>> hvd.init()
+        >>> build_model().save("model.keras")
+        >>> model = hvd.load_model("model.keras")
+
+    Args:
+        filepath: Path of the file.
+        custom_optimizers: Optimizer classes that are not part of Keras.
+        custom_objects: As in `keras.models.load_model`.
+        compression: As in `DistributedOptimizer`.
+
+    Returns:
+        The model, with its optimizer as in the file.
+    """
+    optimizers = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
+    objects = {**optimizers, **(custom_objects or {})}
+    model = keras.models.load_model(filepath, custom_objects=objects)
+    if model.optimizer is not None:
+        DistributedOptimizer(model.optimizer, compression=compression)
+    return model

@@ -15,7 +15,7 @@ from pathlib import Path
 import pipelines
 from pipelines.storage import RemotePath
 from tfdist.checkpoint.manifest import as_os_error
-from tfdist.checkpoint.staging import not_uploaded_folder, staging_folder
+from tfdist.console.folders import not_uploaded_folder, staging_folder
 from tfdist.errors import ConfigurationError
 
 _SECONDS = 30.0

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pipelines
 from pipelines import storage
-from tfdist.checkpoint.staging import temporary_folder
 from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
 from tfdist.console import tables
+from tfdist.console.folders import download_folder
 from tfdist.errors import (
     ConfigurationError,
     DataError,
@@ -130,7 +130,7 @@ def load(file: str) -> keras.Model:
     import keras
 
     if storage.is_object_store(file):
-        with temporary_folder() as folder:
+        with download_folder() as folder:
             copy = Path(folder) / "model.keras"
             storage.RemotePath(file).download(copy)
             return load(str(copy))

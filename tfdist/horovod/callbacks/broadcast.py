@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups import agreement
-from tfdist.horovod.first_call import before_first_call, is_built
 from tfdist.horovod.ranks import rank, size, strategy
+from tfdist.model_setup.build import root_cause
 from tfdist.step.state import offset
-from tfdist.upstream.keras_model import seeds_of
+from tfdist.upstream.keras_model import build_for_training, flatten_layers, seeds_of
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -52,10 +53,10 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._check_steps()
         self._checked = False
-        if is_built(self.model):
+        if _is_built(self.model):
             self._broadcast()
         else:
-            before_first_call(self.model, self._broadcast)
+            _before_first_call(self.model, self._broadcast)
 
     def _broadcast(self) -> None:
         model = self.model
@@ -87,3 +88,37 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 def _plain(variable: keras.Variable | tf.Variable) -> tf.Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _is_built(model: keras.Model) -> bool:
+    """Returns whether all layers have created their weights."""
+    return all(layer.built for layer in flatten_layers(model))
+
+
+def _before_first_call(model: keras.Model, function: Callable[[], None]) -> None:
+    """Makes `fit` build the model from its first batch, and call a function before the first step.
+
+    Horovod broadcasts after the first step, for which every rank uses its own initial weights.
+
+    Args:
+        model: A model within `fit`, which has created its `train_function`.
+        function: Called once, after the model is built.
+
+    Raises:
+        UnsupportedModelError: In the first step, if the model cannot be built.
+    """
+    train_function = model.train_function
+
+    def first(iterator: Any) -> Any:
+        model.train_function = train_function
+        try:
+            build_for_training(model, iterator.element_spec)
+        except Exception as error:
+            raise UnsupportedModelError(
+                "The model has no weights to broadcast, and cannot be built from the data's shapes "
+                f"({root_cause(error)}). Add a keras.Input, or call the model once on a batch."
+            ) from error
+        function()
+        return train_function(iterator)
+
+    model.train_function = first
