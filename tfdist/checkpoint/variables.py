@@ -99,7 +99,7 @@ def restore(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -
     named, saved = _named(groups), _saved(snapshot)
     for name, variable in named.items():
         fits = _fits(saved.get(name), variable)
-        is_same = fits and _same_name(snapshot.paths[name], variable.path)
+        is_same = fits and _unnumbered(snapshot.paths[name]) == _unnumbered(variable.path)
         if not is_same and (within_epoch or name.startswith(_REQUIRED)):
             raise ConfigurationError(_mismatch(path, name, variable, snapshot))
     if missing := [n for n in saved if n.startswith(_REQUIRED) and n not in named]:
@@ -187,10 +187,6 @@ def _named(groups: Groups) -> dict[str, keras.Variable]:
     }
 
 
-def _same_name(one: str, other: str) -> bool:
-    """Returns whether paths are equal without the numbers that Keras appends to repeated names."""
-    return _unnumbered(one) == _unnumbered(other)
-
-
 def _unnumbered(path: str) -> str:
+    """Returns a path without the numbers that Keras appends to repeated names."""
     return re.sub(r"_\d+(?=_|/|$)", "", path)

@@ -57,7 +57,9 @@ def this_host() -> Host:
     usable = [one for one in active if not (one.ip.is_loopback or one.ip.is_link_local)]
     usable.sort(key=lambda one: one.version)
     interfaces = tuple((str(one.ip), str(one.network)) for one in usable)
-    return Host(interfaces, _default(), socket.gethostname())
+    # By addresses that are reserved for documentation.
+    default = _source("192.0.2.1") or _source("2001:db8::1") or _LOOPBACK
+    return Host(interfaces, default, socket.gethostname())
 
 
 def _interface(address: str, netmask: str) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface:
@@ -147,12 +149,6 @@ def address_towards(host: str) -> str:
     if source := _source(host):
         return source
     raise ClusterError(f"Cannot reach {host!r} from this host. Check that the name resolves here.")
-
-
-def _default() -> str:
-    """Returns the source address of the default route, or the loopback address without one."""
-    # Addresses that are reserved for documentation
-    return _source("192.0.2.1") or _source("2001:db8::1") or _LOOPBACK
 
 
 def _source(host: str) -> str:

@@ -56,9 +56,8 @@ def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | None
         )
     if cluster.is_chief():
         packed = b"" if checkpoint is None else _pack(checkpoint)
-        _connection.send(
-            Report({name: _to_python(value) for name, value in metrics.items()}, packed)
-        )
+        numbers = {n: v.item() if hasattr(v, "item") else v for n, v in metrics.items()}
+        _connection.send(Report(numbers, packed))
 
 
 def unpack(packed: bytes, folder: str) -> None:
@@ -147,8 +146,3 @@ def _pack(folder: str | os.PathLike[str]) -> bytes:
     with tarfile.open(fileobj=written, mode="w") as archive:
         archive.add(folder, arcname=".")
     return written.getvalue()
-
-
-def _to_python(value: Any) -> Any:
-    """Converts a NumPy or TensorFlow number to a Python number."""
-    return value.item() if hasattr(value, "item") else value

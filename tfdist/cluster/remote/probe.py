@@ -56,7 +56,9 @@ def answers(server: str) -> bool:
         ConnectionError: Nothing listens at its address.
     """
     try:
-        with socket.create_connection(_endpoint(server), _ANSWER_SECONDS) as connection:
+        host, _, port = server.rpartition(":")
+        endpoint = host.removeprefix("[").removesuffix("]"), int(port)
+        with socket.create_connection(endpoint, _ANSWER_SECONDS) as connection:
             connection.sendall(_GREETING)
             if not connection.recv(1):
                 raise ConnectionResetError(f"{server} closed the connection")
@@ -65,11 +67,6 @@ def answers(server: str) -> bool:
         raise
     except OSError:  # too late, or no route
         return False
-
-
-def _endpoint(server: str) -> tuple[str, int]:
-    host, _, port = server.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def problem(server: str) -> str:

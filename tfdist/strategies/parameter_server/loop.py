@@ -157,7 +157,12 @@ def asynchronous(
         left, ended = int(num_steps), False
         while left > 0 and not ended:  # repeated for steps that were lost with their worker
             arguments = (iterator, tf.constant(ledger.last_ticket() + left, tf.int64))
-            results = _on_workers(coordinator, closure, arguments, min(num_workers, left))
+            # Each of the closures runs on a worker that is free.
+            sent = [
+                coordinator.schedule(closure, args=arguments) for _ in range(min(num_workers, left))
+            ]
+            coordinator.join()
+            results = [value.fetch() for value in sent]
             waited += sum(seconds for seconds, _ in results) / len(results)
             ended = not all(more for _, more in results)
             steps, rows = ledger.totals()
@@ -165,18 +170,6 @@ def asynchronous(
         return LoopResult(steps - steps_before, rows - rows_before, waited), logs()
 
     return run
-
-
-def _on_workers(
-    coordinator: tf.distribute.coordinator.ClusterCoordinator,
-    closure: Any,
-    arguments: tuple[Any, ...],
-    times: int,
-) -> list[Any]:
-    """Runs a closure a number of times on workers that are free; returns the results."""
-    sent = [coordinator.schedule(closure, args=arguments) for _ in range(times)]
-    coordinator.join()
-    return [value.fetch() for value in sent]
 
 
 class _Closure:

@@ -230,7 +230,8 @@ class Calls:
             return [self._rows.gather(x, number) for number in range(len(self._devices))]
         if x in self._slices:
             held, parts = self._slices[x]
-            if _same(held, division, len(x.shape)):
+            rank = len(x.shape)
+            if held.axis % rank == division.axis % rank and held.sizes == division.sizes:
                 return parts
         return self._rows.to_slices(x, division.sizes, division.axis)
 
@@ -266,11 +267,6 @@ def _dropped(
     """
     with drawing_part(1, sum(sizes[:number]), sum(sizes)):
         return call(weights, training=training)
-
-
-def _same(one: AlongAxis, other: AlongAxis, rank: int) -> bool:
-    """Returns whether two divisions cut a tensor of a rank into the same slices."""
-    return one.axis % rank == other.axis % rank and one.sizes == other.sizes
 
 
 def looked_up(

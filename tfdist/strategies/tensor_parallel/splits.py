@@ -148,7 +148,8 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
         splits = [_groups(layer, num_devices)]
     else:
         splits = _affine(layer, num_devices)
-    return [way for way in splits if way is not None and _has_elements(way)]
+    present = [way for way in splits if way is not None]
+    return [way for way in present if all(math.prod(c.division.sizes) for c in way.cuts)]
 
 
 def _is_supported(kind: type) -> bool:
@@ -266,10 +267,6 @@ def _bias(layer: Any, axis: int, own: Sequence[int]) -> list[Cut]:
 
 def _channel_axis(layer: Any) -> int:
     return 1 if getattr(layer, "data_format", None) == "channels_first" else -1
-
-
-def _has_elements(way: Split) -> bool:
-    return all(math.prod(cut.division.sizes) for cut in way.cuts)
 
 
 def is_elementwise(layer: keras.Operation) -> bool:
