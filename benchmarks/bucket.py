@@ -17,7 +17,6 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
-from pipelines.errors import DataError
 from tfdist.tools.bench import harness, machine, rounds
 
 DESCRIPTION = "reading images and text from an S3 server beside reading local files"
@@ -52,11 +51,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--with-model", action="store_true",
         help="instead, measure how long a model on one core waits for images from the server",
     )  # fmt: skip
-    parser.add_argument(
-        "--peers", action="store_true",
-        help="instead, read one cold epoch of the images with pipelines and with WebDataset and "
-        "MosaicML's StreamingDataset, if they are installed",
-    )  # fmt: skip
     harness.add_arguments(parser, rounds=5, table=True)
 
 
@@ -67,7 +61,6 @@ def run(
     records: Sequence[str],
     latencies: Sequence[float],
     with_model: bool,
-    peers: bool,
     rounds: int,
     output: harness.Output,
     smoke: bool,
@@ -99,9 +92,6 @@ def run(
             _show_waits(_waits(endpoints, Path(name), images, rounds), output)
             return
         stack.enter_context(machine.on_cores(others or [last]))
-        if peers:
-            _show_peers(_cold_epochs(endpoints, Path(name), images, rounds), output)
-            return
         results = []
         for kind in records:
             folder, url = Path(name) / kind, f"s3://bucket/{kind}".replace(" ", "-")
@@ -203,41 +193,6 @@ def _show_waits(waits: dict[str, list[dict[str, float]]], output: harness.Output
     header = ("source", "waiting for data, %", "step, ms", "input alone, ms per batch")
     output.show(header, rows, "A model on one core, its input on another")
     output.conclude(waits, _NOTE)
-
-
-def _cold_epochs(
-    endpoints: dict[float, str], folder: Path, num_images: int, num_rounds: int
-) -> dict[tuple[str, str], list[dict[str, float]]]:
-    """Reads one epoch with each library in turns, always in a new process."""
-    from benchmarks import bucket_peers
-
-    bucket_peers.upload(num_images, folder)
-    contenders = {
-        (f"{latency:g} ms", reader): functools.partial(bucket_peers.measure, reader, address)
-        for latency, address in endpoints.items()
-        for reader in bucket_peers.available()
-    }
-    samples = rounds.run_in_turns(contenders, num_rounds)
-    for (_, reader), own in samples.items():
-        if any(one["images"] != num_images for one in own):
-            raise DataError(f"{reader} did not read each of the {num_images} images once: {own}")
-    return samples
-
-
-def _show_peers(
-    epochs: dict[tuple[str, str], list[dict[str, float]]], output: harness.Output
-) -> None:
-    rows = []
-    for (latency, reader), own in epochs.items():
-        rates = rounds.spread([one["images"] / one["s"] for one in own])
-        first = rounds.spread([one["first_s"] for one in own])
-        cpu = rounds.spread([one["cpu_s"] for one in own])
-        cells = (rounds.as_text(rates, ",.0f"), rounds.as_text(first), rounds.as_text(cpu))
-        rows.append((latency, reader, *cells))
-    header = ("latency", "reader", "images/s", "first batch, s", "CPU time, s")
-    output.show(header, rows, "One cold epoch in a new process, without imports", num_names=2)
-    named = [{"latency": key[0], "reader": key[1], "samples": own} for key, own in epochs.items()]
-    output.conclude(named, _NOTE)
 
 
 def _write(folder: Path, num_images: int, kind: str) -> None:

@@ -19,8 +19,6 @@ import tensorflow as tf
 #: Threads for TensorFlow's operations: each operation that waits occupies one.
 NUM_THREADS = 32
 
-Hold = Callable[[tf.Tensor, float], tf.Tensor]
-
 
 class _Stream:
     """The queue of a device."""
@@ -42,8 +40,8 @@ class _Stream:
 _streams: dict[str, _Stream] = collections.defaultdict(_Stream)
 
 
-class WaitingLayer(keras.layers.Layer):
-    """Multiplies by a weight and waits; twice as long in the backward pass.
+class Waits(keras.layers.Layer):
+    """Multiplies by a weight and occupies its device; twice as long in the backward pass.
 
     Args:
         row_ms: Milliseconds for each row of the forward pass.
@@ -60,7 +58,7 @@ class WaitingLayer(keras.layers.Layer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the shape of `inputs`, [rows, features]."""
-        hold = self.holder(inputs)
+        hold = functools.partial(_hold, _streams[tf.identity(inputs).device])
 
         @tf.custom_gradient
         def held(values: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
@@ -75,20 +73,8 @@ class WaitingLayer(keras.layers.Layer):
 
         return held(inputs, tf.convert_to_tensor(self.weight))
 
-    def holder(self, inputs: tf.Tensor) -> Hold:
-        """Returns a function that returns its values after some milliseconds for each row."""
-        raise NotImplementedError
-
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape
-
-
-class Waits(WaitingLayer):
-    """Occupies its device."""
-
-    def holder(self, inputs: tf.Tensor) -> Hold:
-        stream = _streams[tf.identity(inputs).device]
-        return functools.partial(_hold, stream)
 
 
 def _hold(stream: _Stream, values: tf.Tensor, row_ms: float) -> tf.Tensor:
@@ -120,7 +106,7 @@ def network(num_layers: int, row_ms: float, waits_apart: bool = False) -> keras.
     Args:
         num_layers: Number of layers.
         row_ms: Milliseconds for each row, of all layers and both passes together.
-        waits_apart: As for `WaitingLayer`.
+        waits_apart: As for `Waits`.
     """
     parts = [Waits(row_ms / 3 / num_layers, waits_apart) for _ in range(num_layers)]
     model = keras.Sequential([keras.Input((1,)), *parts])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import published
+from tests.tools.plan import published
 from tfdist.console import durations
 from tfdist.tools.plan import __main__ as plan
 from tfdist.tools.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Wires, step

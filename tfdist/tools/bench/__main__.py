@@ -12,11 +12,8 @@ from tfdist.tools.bench import harness
 COMMANDS = {
     "all": "tfdist.tools.bench.run_all",
     "allreduce": "tfdist.tools.bench.allreduce",
-    "checkpoint": "tfdist.tools.bench.checkpoint",
-    "compare": "tfdist.tools.bench.compare",
     "input": "tfdist.tools.bench.input",
     "scaling": "tfdist.tools.bench.scaling",
-    "start": "tfdist.tools.bench.start",
     "step": "tfdist.tools.bench.step",
 }
 

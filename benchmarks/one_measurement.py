@@ -1,4 +1,4 @@
-"""One measurement of `bench compare`: prints seconds of processor time by quantity as JSON.
+"""One measurement of `compare`: prints seconds of processor time by quantity as JSON.
 
     python one_measurement.py step|start|input SHARDS [smoke]
 

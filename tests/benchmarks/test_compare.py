@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compare
 from tests.support import ROOT
 from tests.tools.bench.test_step import run
 from tfdist.errors import ConfigurationError
-from tfdist.tools.bench import compare
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_unknown_commit_raises(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_smoke_compares_the_last_commit_with_this_tree(tmp_path: Path) -> None:
     line = ["compare", commit(ROOT), "--smoke", "--data-dir", "data", "--json", "compare.json"]
-    run(tmp_path, *line)
+    run(tmp_path, *line, program="benchmarks")
     results = json.loads((tmp_path / "compare.json").read_text())["results"]
     assert [one["quantity"].partition(",")[0] for one in results] == [
         *["step"] * 4, "first step", "input",

@@ -1,4 +1,4 @@
-"""`python -m benchmarks published`: the plan of scaling beside published measurements.
+"""Published measurements of scaling, and what `tfdist plan scaling` computes for them.
 
 Nothing is fitted: a row's plan follows from the network's parameters, the published speed of one
 GPU, the rate of the hosts' links and the latencies that NCCL assumes of each kind of link.
@@ -24,14 +24,9 @@ Sources:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jsonargparse import ArgumentParser
-
-from tfdist.tools.bench import harness
 from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
-
-DESCRIPTION = "the plan of scaling beside published measurements, without fitted factors"
 
 _PLATEAU = 1.9
 _NVLINK, _PCIE, _NETWORK = (_PLATEAU * microseconds * 1e-6 for microseconds in (3.4, 5.7, 9.6))
@@ -52,7 +47,6 @@ class Row(NamedTuple):
     """A published efficiency, and what it was measured on.
 
     Attributes:
-        source: Short name of the publication.
         network: Name of the network.
         exchange: A name out of `tfdist.tools.plan.exchange.EXCHANGES`.
         workers: Number of workers that exchange gradients.
@@ -173,31 +167,3 @@ ROWS = (
     _megatron(4.2, 4, 64, 2304, 64, 0.79),
     _megatron(8.3, 8, 72, 3072, 64, 0.74),
 )
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the flags."""
-    harness.add_arguments(parser, table=True)
-
-
-def run(output: harness.Output, smoke: bool) -> None:
-    """Prints a row for each published figure; the arguments are the values of the flags."""
-    results = [
-        {
-            "source": row.source,
-            "network": row.network,
-            "workers": row.workers * row.devices,
-            "published": row.efficiency,
-            "planned": row.planned(),
-        }
-        for row in ROWS[: 2 if smoke else None]
-    ]
-    header = ("source", "network", "workers", "published", "planned", "ratio")
-    output.show(header, [_cells(row) for row in results], "scaling efficiency", num_names=2)
-    output.conclude(results)
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    published, planned = row["published"], row["planned"]
-    ratios = (f"{published:.0%}", f"{planned:.0%}", f"{planned / published:.2f}")
-    return [row["source"], row["network"], str(row["workers"]), *ratios]

@@ -1,4 +1,4 @@
-"""`tfdist bench checkpoint`: the overhead of checkpoints.
+"""`python -m benchmarks checkpoint`: the overhead of checkpoints.
 
 All variants train with the same `Trainer`, which is traced once, and save in different ways. The
 time for which a save blocks the training is that of the step after it minus the usual time of a

@@ -1,6 +1,6 @@
-"""`python -m tfdist.tools.bench.first_fit CONTENDER MODEL REPLICAS`: prints one first fit as JSON.
+"""`python -m benchmarks.first_fit CONTENDER MODEL REPLICAS`: prints one first fit as JSON.
 
-`bench start` runs it in a new process.
+`start` runs it in a new process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from benchmarks.start import BATCH_SIZE, MODELS
 from tfdist import devices
-from tfdist.tools.bench.start import BATCH_SIZE, MODELS
 from tfdist.trainer import Trainer
 from tfdist.upstream.tensorflow_graphs import seconds_of_tracing
 

@@ -1,4 +1,4 @@
-"""`tfdist bench start`: processor time and memory of the first `fit`, of one step."""
+"""`python -m benchmarks start`: processor time and memory of the first `fit`, of one step."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, A
 def _first_fit(contender: str, model: str, number: int) -> dict[str, float]:
     """Measures in a new process, because TensorFlow is faster when it does something again."""
     done = subprocess.run(
-        [sys.executable, "-m", "tfdist.tools.bench.first_fit", contender, model, str(number)],
+        [sys.executable, "-m", "benchmarks.first_fit", contender, model, str(number)],
         env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""`tfdist bench compare BASE`: checks whether a change made tfdist faster or slower.
+"""`python -m benchmarks compare BASE`: checks whether a change made tfdist faster or slower.
 
 It measures this tree and a git worktree of the commit BASE in turns, each measurement in a new
 process. It compares processor time, which depends less on other load than wall-clock time. The
@@ -72,7 +72,7 @@ def run(
         raise ConfigurationError(
             "--rounds 1: expected at least 2, which a confidence interval needs."
         )
-    here = Path(__file__).resolve().parents[2]
+    here = Path(__file__).resolve().parents[1]
     images = ""
     if "input" in what:
         from tfdist.tools.bench import photographs
