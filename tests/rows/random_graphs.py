@@ -380,21 +380,6 @@ def _holds(value: Dependence, whole: Any, parts: list[Any]) -> bool:
     if value.kind is Kind.SHAPE:
         pairs = enumerate(value.parts)
         return all(_holds(part, whole[i], [own[i] for own in parts]) for i, part in pairs)
-    if value.kind is Kind.SEVERAL:
-        return bool(whole == (NUM_ROWS * (value.factor or 0) > 1))
-    if value.kind is Kind.PLACES:
-        pairs = zip([whole, *parts], [NUM_ROWS, *PARTS], strict=True)
-        return all(_close(own, np.arange(n * (value.factor or 0))) for own, n in pairs)
-    if value.kind is Kind.SELECTED_PLACES:
-        offsets = np.cumsum([0, *PARTS[:-1]]) * (value.factor or 0)
-        return _close(whole, np.concatenate(list(map(np.add, parts, offsets))))
-    if value.kind is Kind.SELECTED:
-        return _close(whole, np.concatenate(parts))
-    if value.kind is Kind.SELECTED_SIZES:
-        numbers, others = zip(
-            *(np.split(np.atleast_1d(own), [1]) for own in [whole, *parts]), strict=True
-        )
-        return _close(numbers[0], sum(numbers[1:])) and all(_close(others[0], o) for o in others)
     whole = whole / float(NUM_ROWS) ** value.power
     parts = [part / float(n) ** value.power for part, n in zip(parts, PARTS, strict=True)]
     if value.kind is Kind.FREE:

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
-from tfdist.loops.model_files import write_on_chief_only
+from tfdist.loops.model_methods import write_on_chief_only
 from tfdist.rows.full_batch import full_batch_reason
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 
@@ -61,19 +61,6 @@ INDEPENDENT = {
     "einsum": lambda x, *_: ops.einsum("...i,ij->...j", x, np.eye(4)),
     "einsum with an axis of length 1 before": lambda x, *_: ops.sum(
         ops.einsum("...i,...i->...i", x, np.ones((3, 1, 4), "float32")), 0
-    ),
-    "vectorized map": lambda x, *_: ops.vectorized_map(lambda row: row * row[0] - ops.mean(row), x),
-    "vectorized map of two inputs": lambda x, *_: tf.vectorized_map(
-        lambda rows: rows[0] * tf.gather(rows[1], tf.argsort(rows[1])), (x, ops.tanh(x))
-    ),
-    "vectorized map with weights": lambda x, *_: tf.vectorized_map(
-        lambda row: (row[None] @ np.eye(4, dtype="float32"))[0], x
-    ),
-    "vectorized map with a matrix before": lambda x, *_: tf.vectorized_map(
-        lambda row: tf.linalg.matvec(np.arange(16, dtype="float32").reshape(4, 4), row), x
-    ),
-    "vectorized map of diagonals": lambda x, *_: tf.vectorized_map(
-        lambda row: ops.sum(tf.linalg.inv(tf.linalg.diag(row * row + 1)), 0), x
     ),
     "map of two inputs": lambda x, *_: ops.map(
         lambda rows: rows["a"] * rows["b"], {"a": x, "b": ops.tanh(x)}

@@ -23,14 +23,7 @@ from tfdist.rows.dependence import (
     worst,
 )
 from tfdist.rows.map_loops import of_row, row_loop
-from tfdist.rows.rules import (
-    OF_PLACES,
-    OF_ROUNDS,
-    OF_SELECTED_PLACES,
-    OF_SELECTED_ROWS,
-    OF_SELECTED_SIZES,
-    RULES,
-)
+from tfdist.rows.rules import OF_ROUNDS, RULES
 from tfdist.upstream.tensorflow_graphs import (
     BRANCHES,
     CALLS,
@@ -42,12 +35,6 @@ from tfdist.upstream.tensorflow_graphs import (
 #: Passes through the body of a loop until the classes of its variables have to settle.
 _MAX_PASSES = 8
 
-#: Kinds that few rules know: the types of operations whose rules do.
-_SPECIAL = (
-    (Kind.ROUND, OF_ROUNDS), (Kind.PLACES, OF_PLACES), (Kind.SEVERAL, OF_PLACES),
-    (Kind.SWAPPED, ("Reshape",)), (Kind.SELECTED, OF_SELECTED_ROWS),
-    (Kind.SELECTED_PLACES, OF_SELECTED_PLACES), (Kind.SELECTED_SIZES, OF_SELECTED_SIZES),
-)  # fmt: skip
 _WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply", "Scatter")
 
 
@@ -108,9 +95,9 @@ class RowAnalysis:
         if op.type == "ReadVariableOp":
             is_written = op.inputs[0].ref() in self._written_in(op.graph)
             return [UNKNOWN if is_written else FREE]
-        kinds = {value.kind for value in values}
-        is_left_out = any(kind in kinds and op.type not in known for kind, known in _SPECIAL)
-        if (rule := RULES.get(op.type)) is not None and not is_left_out:
+        has_round = any(value.kind is Kind.ROUND for value in values)
+        rule = RULES.get(op.type) if op.type in OF_ROUNDS or not has_round else None
+        if rule is not None:
             of_outputs = rule(op, values)
             if isinstance(of_outputs, list):
                 return of_outputs
@@ -131,10 +118,7 @@ class RowAnalysis:
     ) -> list[Dependence]:
         """Returns the classes of tensors of a function's graph, by default of its outputs."""
         inner = RowAnalysis(zip(graph.inputs, values, strict=True), self.unknown)
-        found = [inner.of(tensor) for tensor in (graph.outputs if tensors is None else tensors)]
-        # Another call of the function may select other rows by the tensors of the same names.
-        given = {selection for value in values for selection in value.selections}
-        return [value if value.selections <= given else UNKNOWN for value in found]
+        return [inner.of(tensor) for tensor in (graph.outputs if tensors is None else tensors)]
 
     def _of_branches(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
         """Returns the classes after branches, of which all replicas have to take the same one."""

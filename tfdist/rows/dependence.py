@@ -12,13 +12,6 @@ computes from all rows:
 - LIST: a TensorFlow list, with the class that all of its elements have.
 - ROUND: in a loop over rows, the number of the round.
 - ROW: in a loop over rows, a value that is computed from the row of the round alone.
-- PLACES: the places 0, 1, 2, ... of the entries of all rows' blocks.
-- SEVERAL: whether all rows' blocks have more than one entry together.
-- SWAPPED: ROWS whose first two axes are going to be swapped, in the order of either.
-- SELECTED: entries of some rows, which the rows themselves select, along the first axis.
-- SELECTED_PLACES: the places of these rows among all entries along the first axis.
-- SELECTED_SIZES: their number, or a vector of sizes of which the first is that number, and no row
-  changes the others.
 - MIXED: a value that is known to combine rows in another way.
 - UNKNOWN: a value that the analysis cannot classify.
 
@@ -45,12 +38,6 @@ class Kind(enum.Enum):
     LIST = "list"
     ROUND = "round"
     ROW = "row"
-    PLACES = "places"
-    SEVERAL = "several"
-    SWAPPED = "swapped"
-    SELECTED = "selected"
-    SELECTED_PLACES = "selected places"
-    SELECTED_SIZES = "selected sizes"
     MIXED = "mixed"
     UNKNOWN = "unknown"
 
@@ -63,14 +50,12 @@ class Dependence:
         kind: The kind.
         power: The power of the number of rows by which a value is multiplied.
         axis: Of ROWS: the axis along which the rows are.
-        factor: Of ROWS, PLACES, SELECTED_PLACES and SEVERAL: the number of entries in the block of
-            a row. Of ROUND and ROW: the number of rounds for each row. Of FREE, and of the length
-            of a LIST: the integer by which the power of B is multiplied. None if that is unknown.
-            The factor of zeros is 0. Of SELECTED: a number that stands for the selection.
+        factor: Of ROWS: the number of entries in the block of a row. Of ROUND and ROW: the number
+            of rounds for each row. Of FREE, and of the length of a LIST: the integer by which the
+            power of B is multiplied. None if that is unknown. The factor of zeros is 0.
         parts: Of SHAPE: the class of each entry. Of LIST: that of the elements, if there are any.
             Of ROWS: the class of each segment if the tensor is a concatenation along the axis of
-            the rows, so that the entries of a row are not beside each other; or DRAWN. Of
-            SELECTED_PLACES and SELECTED_SIZES: the class of the selected entries.
+            the rows, so that the entries of a row are not beside each other; or DRAWN.
     """
 
     kind: Kind
@@ -95,12 +80,6 @@ class Dependence:
     def contains_mixed(self) -> bool:
         """Whether this, or an element of a list, is MIXED."""
         return self.kind is Kind.MIXED or any(part.contains_mixed for part in self.parts)
-
-    @property
-    def selections(self) -> frozenset[int | None]:
-        """The numbers of the selections that this, or its parts, are entries of."""
-        own = {self.factor} if self.kind is Kind.SELECTED else set()
-        return frozenset(own).union(*(part.selections for part in self.parts))
 
     @property
     def is_led_by_rows(self) -> bool:
@@ -162,30 +141,6 @@ def worst(values: Sequence[Dependence]) -> Dependence | None:
     return None if kinds <= {Kind.FREE, Kind.ROWS, Kind.SUMMED} else UNKNOWN
 
 
-def unusual(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence | None:
-    """Returns the class of a function of single elements unless all operands are plain numbers."""
-    pairs = list(zip(tensors, values, strict=True))
-    selected = {(t.shape.rank, value) for t, value in pairs if value.kind is Kind.SELECTED}
-    if len(selected) == 1:
-        rank, value = selected.pop()
-        others = [(t, other) for t, other in pairs if other != value]
-        # Broadcasting to a higher rank would move the axis of the selected rows.
-        is_plain = all(v.is_plain and is_alike_along_first_axis(t, rank) for t, v in others)
-        if rank == out.shape.rank is not None and is_plain:
-            return value
-    return worst(values)
-
-
-def is_alike_along_first_axis(tensor: Any, rank: int) -> bool:
-    """Returns whether broadcasting a tensor to a rank repeats it along the first axis.
-
-    A tensor that has this axis itself may be for a fixed number of rows, even where a replica with
-    a single row could broadcast that row.
-    """
-    own = tensor.shape.rank
-    return own is not None and (own < rank or tensor.shape[0] == 1)
-
-
 def given_plain(rule: Rule, *places: int) -> Rule:
     """Returns a rule for operations of which some inputs must not depend on the rows.
 
@@ -221,7 +176,7 @@ def elementwise(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) 
         values: Their classes.
         out: The result.
     """
-    if (bad := unusual(tensors, values, out)) is not None:
+    if (bad := worst(values)) is not None:
         return bad
     if all(value.is_plain for value in values):
         return FREE
@@ -274,7 +229,7 @@ def beside_each_other(values: Iterable[Dependence], axis: int = 0, power: int = 
 
 def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns the class of a sum, a difference, or a choice that does not depend on the rows."""
-    if (bad := unusual(tensors, values, out)) is not None:
+    if (bad := worst(values)) is not None:
         return bad
     pairs = [(t, v) for t, v in zip(tensors, values, strict=True) if not v.is_zero]
     if not pairs:
@@ -296,7 +251,7 @@ def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dep
 
 def multiplied(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns the class of a product of two tensors, element by element."""
-    if (bad := unusual(tensors, values, out)) is not None:
+    if (bad := worst(values)) is not None:
         return bad
     if any(value.is_zero for value in values) and not any(v.kind is Kind.ROWS for v in values):
         return ZERO
@@ -313,7 +268,7 @@ def multiplied(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -
 
 def divided(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
     """Returns the class of a quotient, element by element."""
-    if (bad := unusual(tensors, values, out)) is not None:
+    if (bad := worst(values)) is not None:
         return bad
     numerator, denominator = values
     if denominator.kind is Kind.SUMMED:

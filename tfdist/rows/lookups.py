@@ -51,7 +51,7 @@ def kind_of_lookups(indices: tf.Tensor, analysis: RowAnalysis) -> LookupKind:
     value = analysis.of(indices)
     if value.is_plain:
         return LookupKind.ALIKE
-    if value.kind in (Kind.ROWS, Kind.SELECTED) and not value.power:
+    if value.kind is Kind.ROWS and not value.power:
         return LookupKind.PER_ROW
     if indices.op.type in ("Cast", "Identity", "Reshape"):  # the order does not matter
         return kind_of_lookups(indices.op.inputs[0], analysis)

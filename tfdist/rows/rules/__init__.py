@@ -16,7 +16,6 @@ from tfdist.rows.rules import (
     rounds,
     selection,
     shapes,
-    vectorized_map,
 )
 
 #: The rules, by type of operation.
@@ -27,28 +26,8 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **selection.RULES,
     **shapes.RULES,
-    **vectorized_map.RULES,
     **rounds.RULES,
 }
 
 #: Operations whose rules also apply to the number of a round.
 OF_ROUNDS = rounds.OF_ROUNDS
-
-#: Operations whose rules also apply to the places of rows.
-OF_PLACES = vectorized_map.OF_PLACES
-
-#: Operations whose rules also apply to places of selected rows.
-OF_SELECTED_PLACES = frozenset(
-    ["DynamicStitch", "Gather", "GatherV2", "Identity", "Reshape", "Size", "Squeeze"]
-)
-
-#: Operations whose rules also apply to numbers of selected rows.
-OF_SELECTED_SIZES = vectorized_map.OF_SELECTED_SIZES
-
-#: Operations whose rules also apply to entries of selected rows.
-OF_SELECTED_ROWS = frozenset(
-    [
-        *elementwise.RULES,
-        *("DynamicStitch", "ExpandDims", "Reshape", "Squeeze", "Sum", "Mean", "Max", "Min"),
-    ]
-)

@@ -97,8 +97,6 @@ def _select(op: Any, values: Values) -> Dependence:
     if not values[0].is_plain:
         return elementwise_rule(op, values)
     found = row_dependence.added(list(op.inputs)[1:], values[1:], op.outputs[0])
-    if found.kind is Kind.SELECTED:
-        return elementwise_rule(op, values)
     if found.kind is Kind.ROWS:  # the condition must not have a place for each row
         found = with_power(row_dependence.aligned(op.inputs, values, op.outputs[0]), found.power)
     return found if found.kind is not Kind.FREE else size(None, found.power)

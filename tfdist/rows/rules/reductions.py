@@ -18,7 +18,6 @@ from tfdist.rows.dependence import (
     beside_each_other,
     elementwise,
     given_plain,
-    is_alike_along_first_axis,
     summed,
     without_factor,
     worst,
@@ -47,10 +46,6 @@ def _reduced(op: Any, values: Values, is_linear: bool) -> Dependence:
             return value if value.is_zero else FREE
         return without_factor(value) if is_linear else MIXED
     axes = _axes_of(op)
-    if value.kind is Kind.SELECTED and axes is not None:
-        if 0 not in axes:
-            return value
-        return summed(0) if op.type == "Sum" else MIXED
     if value.kind is not Kind.ROWS or axes is None:
         return value if value.kind is Kind.MIXED else UNKNOWN
     if not is_linear and value.power:
@@ -100,7 +95,8 @@ def _cross_entropy(op: Any, values: Values) -> Dependence:
     if all(v.is_plain for v in values):
         return FREE
     fits = [
-        v.is_led_by_rows or (v.is_plain and is_alike_along_first_axis(t, t.shape.rank or 0))
+        # A plain tensor may be for a fixed number of rows.
+        v.is_led_by_rows or (v.is_plain and t.shape.rank is not None and t.shape[:1] == [1])
         for t, v in zip(op.inputs, values, strict=True)
     ]
     if worst(values) is None and all(fits):

@@ -1,7 +1,6 @@
 """Rules of rows that a loop over rows reads from a tensor, at the number of the round.
 
-`x[i]` is a slice with the number in a vector of places, or a gather. `tf.vectorized_map` makes such
-a loop of an operation that it has no converter for, as `image.resize`.
+`x[i]` is a slice with the number in a vector of places, or a gather.
 
 These rules take precedence, and leave other uses of the operations to the other modules.
 """
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tfdist.rows.dependence import UNKNOWN, Dependence, Kind, Rule, Values, worst
-from tfdist.rows.rules import selection, vectorized_map
+from tfdist.rows.rules import selection, shapes
 from tfdist.upstream.tensorflow_graphs import constant_value
 
 
@@ -22,7 +21,7 @@ def _packed(op: Any, values: Values) -> Dependence | list[Dependence]:
     first, *others = values
     if first.kind is Kind.ROUND and all(value.is_zero for value in others):
         return first if op.outputs[0].shape.rank == 1 else UNKNOWN
-    return vectorized_map.RULES["Pack"](op, values)
+    return shapes.RULES["Pack"](op, values)
 
 
 def _sliced(op: Any, values: Values) -> Dependence | list[Dependence]:

@@ -129,8 +129,10 @@ def _padded(op: Any, values: Values) -> Dependence:
 def _gathered(op: Any, values: Values) -> Dependence:
     """`GatherV2`, `Gather` and `ResourceGather`: entries of a table, or entries of each row."""
     table, indices = values[0], values[1]
-    if indices.kind in (Kind.ROUND, Kind.PLACES, Kind.SELECTED_PLACES):
-        return _gathered_rows(op, table, indices) if op.type == "GatherV2" else UNKNOWN
+    if indices.kind is Kind.ROUND:
+        is_one = op.type == "GatherV2" and not op.get_attr("batch_dims")
+        is_entry = is_one and op.inputs[1].shape.rank == constant_value(op.inputs[2]) == 0
+        return row_of(table, indices) if is_entry else UNKNOWN
     if table.kind is Kind.SHAPE:
         places = constant_value(op.inputs[1])
         if places is None or not np.all(np.isin(places, range(len(table.parts)))):
@@ -171,51 +173,12 @@ def _gathered(op: Any, values: Values) -> Dependence:
     return replace(table, axis=table.axis + (rank - 1 if table.axis > axis else 0))
 
 
-def _gathered_rows(op: Any, table: Dependence, places: Dependence) -> Dependence:
-    """`GatherV2` of rows: the one of a round, all of them, or those that the rows select."""
-    axis, batch_dims = constant_value(op.inputs[2]), op.get_attr("batch_dims")
-    if places.kind is Kind.PLACES:  # the rows as they are
-        is_whole = table.kind is Kind.ROWS and table.factor == places.factor
-        if not is_whole or axis is None or axis != table.axis:
-            return UNKNOWN
-        return MIXED if batch_dims else table  # with batch axes, a diagonal
-    if batch_dims or axis != 0:
-        return UNKNOWN
-    if places.kind is Kind.ROUND:
-        return row_of(table, places) if op.inputs[1].shape.rank == 0 else UNKNOWN
-    is_whole = table.kind is Kind.ROWS and table.is_row_wise
-    return places.parts[0] if is_whole and table.factor == places.factor is not None else UNKNOWN
-
-
 def row_of(table: Dependence, place: Dependence) -> Dependence:
     """Returns the class of the entry of a tensor at the place of a round."""
     is_whole = table.kind is Kind.ROWS and table.is_row_wise
     if is_whole and table.factor == place.factor is not None:
         return Dependence(Kind.ROW, factor=place.factor)
     return worst([table]) or UNKNOWN
-
-
-def _where(op: Any, values: Values) -> Dependence:
-    """`Where`: the places of rows that are selected by their own numbers."""
-    value, mask = values[0], op.inputs[0]
-    if value.is_plain:
-        return FREE
-    if value.kind is not Kind.ROWS or not value.is_row_wise or mask.shape.rank != 1:
-        return worst(values) or UNKNOWN
-    while mask.op.type in ("Reshape", "Identity"):
-        mask = mask.op.inputs[0]
-    return selected_places(mask, value.factor)
-
-
-def selected_places(selection: Any, factor: int | None) -> Dependence:
-    """Returns the class of the places of selected entries.
-
-    Args:
-        selection: The tensor that stands for the selection: its mask, or the places.
-        factor: The number of entries for each row from which they are selected.
-    """
-    entries = Dependence(Kind.SELECTED, factor=hash((id(selection.graph), selection.name)))
-    return Dependence(Kind.SELECTED_PLACES, factor=factor, parts=(entries,))
 
 
 def _one_hot(op: Any, values: Values) -> Dependence:
@@ -235,7 +198,7 @@ def _rules() -> dict[str, Rule]:
     found |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], gathered)
     return found | {
         "Slice": given_plain(_sliced, 1), "StridedSlice": given_plain(_strided, 1, 2, 3),
-        "OneHot": given_plain(_one_hot, 1, 2, 3), "Where": _where,
+        "OneHot": given_plain(_one_hot, 1, 2, 3),
     }  # fmt: skip
 
 

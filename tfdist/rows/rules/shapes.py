@@ -152,31 +152,25 @@ def _split(op: Any, values: Values) -> Dependence | list[Dependence]:
 def _expanded(op: Any, values: Values) -> Dependence:
     value, axis = values[0], constant_value(op.inputs[1])
     rank = op.outputs[0].shape.rank
-    if value.kind not in (Kind.ROWS, Kind.SELECTED):
+    if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE else value
     if axis is None or rank is None:
         return UNKNOWN
     place = int(np.ravel(axis)[0]) % rank
-    if value.kind is Kind.SELECTED:
-        return value if place else UNKNOWN
     return replace(value, axis=value.axis + (place <= value.axis))
 
 
 def _squeezed(op: Any, values: Values) -> Dependence:
     value, rank = values[0], op.inputs[0].shape.rank
-    if value.kind not in (Kind.ROWS, Kind.SELECTED, Kind.SELECTED_PLACES):
+    if value.kind is not Kind.ROWS:
         return UNKNOWN if value.kind is Kind.SHAPE and op.outputs[0].shape.rank else value
     axes = op.get_attr("squeeze_dims")
     if rank is None or not axes:
         return UNKNOWN
     axes = {axis % rank for axis in axes}
-    if value.kind is not Kind.ROWS:
-        return UNKNOWN if 0 in axes else value
-    return (
-        UNKNOWN
-        if value.axis in axes
-        else replace(value, axis=value.axis - sum(axis < value.axis for axis in axes))
-    )
+    if value.axis in axes:
+        return UNKNOWN
+    return replace(value, axis=value.axis - sum(axis < value.axis for axis in axes))
 
 
 def _transposed(op: Any, values: Values) -> Dependence:
@@ -192,8 +186,6 @@ def _reshaped(op: Any, values: Values) -> Dependence:
         is_vector = out.shape.rank == 1
         return value if is_vector else value.parts[0] if len(value.parts) == 1 else UNKNOWN
     parts = parts_of(op.inputs[1], values[1])
-    if value.kind in (Kind.SELECTED, Kind.SELECTED_PLACES):
-        return value if _keeps_entries(inputs, out, parts) else UNKNOWN
     if value.kind is not Kind.ROWS:
         return value if values[1].is_plain else worst(values) or UNKNOWN
     if parts and _keeps_axes_before(inputs, value, parts):
@@ -217,15 +209,6 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if block is None and not _suffix_divides(entry, new_entry):
         return UNKNOWN
     return replace(value, factor=block)
-
-
-def _keeps_entries(tensor: Any, out: Any, parts: Sequence[Dependence] | None) -> bool:
-    """Returns whether a reshape to new lengths keeps the number of entries along the first axis."""
-    before, after = tensor.shape[1:], out.shape[1:]
-    if not parts or parts[0] != size(-1) or not all(part.is_plain for part in parts):
-        return False
-    is_known = before.is_fully_defined() and after.is_fully_defined()
-    return is_known and math.prod(before) == math.prod(after) > 0
 
 
 def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependence]) -> bool:
