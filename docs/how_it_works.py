@@ -20,7 +20,7 @@ COLUMNS = (
     ("one tf.function, once per step", 0.35, (
         ("strategies/inner_loop.py", "a loop over steps"),
         ("strategies/feed.py", "a batch becomes per-replica batches"),
-        ("step/train.py", "compute, all-reduce, apply"),
+        ("step/step.py", "compute, all-reduce, apply"),
         ("step/loss_scaling.py", "unscale, one finite check"),
         ("step/state.py", "metrics and state of all replicas"),
     )),

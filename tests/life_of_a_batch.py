@@ -34,16 +34,16 @@ WAY = (
     "trainer.py", "loops/fit.py", "loops/epoch.py", "loops/data_handler.py", "loops/data_order.py",
     "loops/functions.py", "model_setup/build.py", "strategies/base.py", "strategies/mirrored.py",
     "strategies/tf_distribute.py", "strategies/feed.py", "strategies/inner_loop.py",
-    "step/train.py", "step/replica_runner.py", "step/forward_backward.py", "step/loss.py",
+    "step/step.py", "step/replica_runner.py", "step/forward_backward.py", "step/loss.py",
     "step/state.py", "step/loss_scaling.py", "replica/replica.py", "replica/scope.py",
 )  # fmt: skip
 #: Files beside it: observers and checks, patches, the row analysis, buckets, and adapters.
 LEAVES = (
     "callbacks/", "cluster/remote/connection.py", "cluster/watchdog/", "console/streams.py",
-    "errors.py", "groups/", "loops/program_state.py", "loops/replica_checks.py",
-    "loops/self_check.py", "step/metric_results.py",
-    "loops/callbacks.py", "loops/interrupts.py", "loops/model_overrides.py", "loops/non_finite.py",
-    "loops/rank_checks.py", "loops/steps_per_call.py", "loops/uneven_data.py",
+    "errors.py", "groups/", "loops/observers.py", "loops/program_state.py",
+    "loops/self_check.py",
+    "loops/callbacks.py", "loops/interrupts.py", "loops/model_methods.py",
+    "loops/rank_checks.py", "loops/steps_per_call.py",
     "model_setup/create.py", "patches/", "precision.py", "rows/", "step/shared_trace.py",
     "strategies/batches.py", "strategies/clock.py", "strategies/mirrored_variables.py", "upstream/",
 )  # fmt: skip

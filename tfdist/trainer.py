@@ -16,8 +16,7 @@ from tfdist.checkpoint.settings import Checkpoints
 from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.console import streams
 from tfdist.errors import ConfigurationError
-from tfdist.loops import fit as keras_loops
-from tfdist.loops import interrupts, model_files
+from tfdist.loops import interrupts, model_methods
 from tfdist.loops.callbacks import create_callback_list
 from tfdist.loops.checkpointing import Checkpointing
 from tfdist.loops.data_handler import (
@@ -27,20 +26,17 @@ from tfdist.loops.data_handler import (
     ValidationData,
     limited_epochs,
 )
-from tfdist.loops.epoch import OuterLoop
-from tfdist.loops.exactness import ExactnessReport
-from tfdist.loops.fit import CheckpointHooks, Training
+from tfdist.loops.fit import CheckpointHooks, Loops
 from tfdist.loops.functions import CompiledFunctions, Loop
-from tfdist.loops.model_overrides import honor_overrides
-from tfdist.loops.non_finite import OnNan
-from tfdist.loops.rank_checks import CheckRanks, RankChecks
-from tfdist.loops.replica_checks import ReplicaChecks
-from tfdist.loops.self_check import SelfCheck, Verify, checked_mode
+from tfdist.loops.model_methods import honor_overrides
+from tfdist.loops.observers import OnNan, RunContext
+from tfdist.loops.rank_checks import CheckRanks
+from tfdist.loops.self_check import ExactnessReport, SelfCheck, Verify, checked_mode
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers
 from tfdist.precision import LossScale
-from tfdist.replica.options import StepOptions
+from tfdist.replica.replica import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.feed import UnevenData
@@ -190,8 +186,7 @@ class Trainer:
         self._data_checks: dict[str, Any] = {"check_data": check_data, "uneven_data": uneven_data}
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.remat = remat
-        self.checkpoints, self._num_fits = checkpoints, 0
-        self._skip_used_data: Callable[[], None] = lambda: None
+        self.checkpoints, self.last_fit = checkpoints, CheckpointHooks()
         self._watchdog = Watchdog(strategy.group, watchdog_seconds)
         with strategy.translate_errors():
             with remat_of_layers.exact_remat():
@@ -203,23 +198,19 @@ class Trainer:
         functions = CompiledFunctions(self.model, strategy, options)
         is_rebuilt = isinstance(build_model, keras.Model)
         self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
-        self._self_check = SelfCheck(
-            self.model, strategy, functions, accumulate, self._exactness.reasons, verify
-        )
-        self._outer = OuterLoop(
-            self.model, strategy, functions, self._watchdog, steps_per_call, self._self_check
-        )
+        self._run = RunContext(self.model, strategy, functions, self._watchdog)
+        self._self_check = SelfCheck(self._run, accumulate, self._exactness, verify)
         compared = {
             **vars(options), "steps_per_call": steps_per_call, "on_nan": on_nan,
             "check_data": check_data, "uneven_data": uneven_data,
         }  # fmt: skip
-        rank_checks = RankChecks(self.model, strategy, functions, check_ranks, compared)
-        replica_checks = ReplicaChecks(functions, check_ranks)
-        self._training = Training(self._outer, on_nan, rank_checks, replica_checks)
+        self._loops = Loops(
+            self._run, self._self_check, steps_per_call, on_nan, check_ranks, compared
+        )
         self._on_nan = on_nan
         features.tested()
-        model_files.write_on_chief_only(self.model, strategy)
-        self.stats = self._training.throughput
+        model_methods.write_on_chief_only(self.model, strategy)
+        self.stats = self._loops.throughput
 
     @on_all_workers
     @honor_overrides
@@ -266,7 +257,7 @@ class Trainer:
             TfdistError: Model, data or options are incompatible. The message explains the fix.
         """
         build.check_trainable(self.model)
-        self._skip_used_data()
+        self.last_fit.skip_used_data()
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = input_data.train_validation_split(
                 (x, y, sample_weight), validation_split
@@ -285,11 +276,12 @@ class Trainer:
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
         report = self._exactness.print_once if verbose else None
         span = (initial_epoch, epochs)
-        with closing(self._checkpointing(handlers, validation)) as checkpoints:
-            self._training.run(
+        data = handlers, validation
+        with closing(self._checkpointing(callbacks.callbacks, *data)) as checkpoints:
+            self._loops.train(
                 handlers, validate, callbacks, span, validation_freq, checkpoints, report
             )
-        self._skip_used_data = checkpoints.skip_used_data
+        self.last_fit = checkpoints.after_fit()
         return self.model.history
 
     @on_all_workers
@@ -319,7 +311,7 @@ class Trainer:
             steps_per_epoch=steps, shuffle=False, **self._data_checks,
         )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
-        logs = keras_loops.evaluate(self._outer, handler, callbacks)
+        logs = self._loops.evaluate(handler, callbacks)
         if return_dict:
             return dict(sorted(logs.items()))  # in the order of Keras
         return keras_training.in_order_of_metrics(self.model, logs)
@@ -346,7 +338,7 @@ class Trainer:
             **self._data_checks,
         )  # fmt: skip
         callbacks = self._callback_list(callbacks, verbose, 1, handler.num_batches, history=False)
-        return keras_loops.predict(self._outer, handler, callbacks)
+        return self._loops.predict(handler, callbacks)
 
     @on_all_workers
     def verify(
@@ -385,7 +377,7 @@ class Trainer:
         """
         options = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
         build.check_trainable(self.model)
-        of = self._outer.functions
+        of = self._run.functions
         create: dict[Loop, Callable[[DataHandler], Any]] = {
             "train": of.train, "test": of.evaluate, "predict": of.predict
         }  # fmt: skip
@@ -412,7 +404,7 @@ class Trainer:
         Raises:
             ConfigurationError: The file cannot be written.
         """
-        model_files.save(self.model, self.strategy, path)
+        model_methods.save(self.model, self.strategy, path)
 
     @property
     def is_chief(self) -> bool:
@@ -463,20 +455,25 @@ class Trainer:
         }
 
     def _checkpointing(
-        self, handlers: EpochDataHandlers, validation: ValidationData | None
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        handlers: EpochDataHandlers,
+        validation: ValidationData | None,
     ) -> CheckpointHooks:
         """Returns the checkpointing of one `fit`."""
-        if self.checkpoints is None:
-            if self._on_nan == "checkpoint":
-                raise ConfigurationError(
-                    "on_nan='checkpoint' needs a folder for checkpoints: set checkpoints too."
-                )
-            return CheckpointHooks()
-        self._num_fits += 1
-        functions = self._outer.functions
-        state = TrainingState(self.model, self.strategy, functions, handlers, validation)
-        settings = self.checkpoints.of_fit(self._num_fits)
-        return Checkpointing(settings, self.model, self.strategy, state)
+        number = self.last_fit.number
+        if self.checkpoints is not None:
+            number += 1
+            state = TrainingState(self._run, callbacks, handlers, validation)
+            settings, rank_checks = self.checkpoints.of_fit(number), self._loops.rank_checks
+            self.last_fit = Checkpointing(settings, number, self._run, state, rank_checks)
+        elif self._on_nan == "checkpoint":
+            raise ConfigurationError(
+                "on_nan='checkpoint' needs a folder for checkpoints: set checkpoints too."
+            )
+        else:
+            self.last_fit = CheckpointHooks(number)
+        return self.last_fit
 
     def _validation(
         self, data: Any, batch_size: int | None, steps: int | None
@@ -501,7 +498,7 @@ class Trainer:
             ), None
         options |= {"steps_per_epoch": steps, "shuffle": False, **self._data_checks}
         data = ValidationData(self.strategy, x, **options)
-        return lambda callbacks: keras_loops.evaluate(self._outer, data.handler(), callbacks), data
+        return lambda callbacks: self._loops.evaluate(data.handler(), callbacks), data
 
     def _callback_list(
         self,

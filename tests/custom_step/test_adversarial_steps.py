@@ -20,8 +20,8 @@ import tfdist
 from tests.support.precision import computing_in
 from tfdist import strategies
 from tfdist.custom_step import trial
-from tfdist.custom_step.reductions import infer_reductions
-from tfdist.rows.reductions import Reduction
+from tfdist.custom_step.traced_step import infer_reductions
+from tfdist.rows import Reduction
 
 NUM_ROWS = 6
 X = np.random.default_rng(0).normal(size=(NUM_ROWS, 4))

@@ -13,7 +13,9 @@ from tfdist.errors import DataError, Preempted
 from tfdist.groups.base import LocalGroup
 from tfdist.loops import epoch, interrupts
 from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.epoch import Call, Observer, Throughput
+from tfdist.loops.epoch import Call, Epoch, Observer
+from tfdist.loops.functions import Steps
+from tfdist.loops.observers import Throughput
 from tfdist.loops.steps_per_call import StepsPerCall
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.strategies.one_device import OneDevice
@@ -52,8 +54,8 @@ class Listener(Observer):
     def __init__(self, name: str, events: list[str]) -> None:
         self.name, self.events = name, events
 
-    def begin_epoch(self, feed: DataHandler) -> None:
-        self.events.append(f"{self.name} {feed.num_batches} batches")
+    def begin_epoch(self, epoch: Epoch) -> None:
+        self.events.append(f"{self.name} {epoch.data.num_batches} batches")
 
     def begin_call(self, step: int) -> None:
         self.events.append(f"{self.name} from {step}")
@@ -77,9 +79,9 @@ def run(
         step_counts.append(num_steps)
         return LoopResult(num_steps, 5 * num_steps, 0.0), {"loss": 1.0}
 
-    feed = DataHandler(OneDevice(), X, y=Y, batch_size=5, **options)
+    this = Epoch("epoch 1", DataHandler(OneDevice(), X, y=Y, batch_size=5, **options))
     per_call = StepsPerCall(steps_per_call, build())
-    assert epoch.run(steps, feed, per_call, strategy, observers) == {"loss": 1.0}
+    assert epoch.run(Steps(steps, False), this, per_call, strategy, observers) == {"loss": 1.0}
     return step_counts
 
 
@@ -137,7 +139,7 @@ def timed_call(num_rows: int, waited: float, seconds: float) -> Call:
 def test_throughput_and_data_wait_share() -> None:
     data: Any = None
     throughput = Throughput()
-    throughput.begin_epoch(data)
+    throughput.begin_epoch(Epoch("epoch 1", data))
     throughput.end_call(timed_call(10, 5.0, 60.0))  # compiles
     assert throughput.examples_per_second == 0.0
     throughput.end_call(timed_call(20, 0.5, 1.0))
@@ -145,7 +147,7 @@ def test_throughput_and_data_wait_share() -> None:
     assert throughput.examples_per_second == pytest.approx(20.0)
     assert throughput.seconds_per_step == pytest.approx(1.0)  # 20 rows each
     assert throughput.data_wait_share == pytest.approx(0.25)
-    throughput.begin_epoch(data)
+    throughput.begin_epoch(Epoch("epoch 1", data))
     throughput.end_call(timed_call(5, 3.0, 1.0))
     assert throughput.examples_per_second == pytest.approx(5.0)
     assert throughput.data_wait_share == 1.0

@@ -116,8 +116,8 @@ def test_iterator_does_not_outlive_the_interrupt(monkeypatch: pytest.MonkeyPatch
     iterators = []
     begin_epoch = DataHandler.begin_epoch
 
-    def noting(self: DataHandler, step: int) -> Any:
-        iterator = begin_epoch(self, step)
+    def noting(self: DataHandler, step: int, *more: bool) -> Any:
+        iterator = begin_epoch(self, step, *more)
         iterators.append(weakref.ref(iterator))
         return iterator
 

@@ -19,8 +19,8 @@ from tests.support.case import compiled, mlp
 from tests.support.training import build, building
 from tfdist.errors import ClusterError
 from tfdist.groups.base import LocalGroup
-from tfdist.loops.epoch import Call
-from tfdist.loops.rank_checks import CheckRanks, RankChecks
+from tfdist.loops.epoch import Call, Epoch
+from tfdist.loops.rank_checks import CheckRanks, RankChecks, check_modes
 from tfdist.strategies.inner_loop import LoopResult
 from tfdist.upstream.keras_optimizers import optimizers_of
 
@@ -72,17 +72,23 @@ def errors(
         strategy: Any = SimpleNamespace(group=group)
         states = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
         functions: Any = SimpleNamespace(variables=lambda: {"all": model.variables + states})
-        checks = RankChecks(model, strategy, functions, modes[rank], {"remat": "none"})
-        checks.place = "epoch 1"
-        checks.begin_epoch(None)  # type: ignore[arg-type]
+        run: Any = SimpleNamespace(model=model, strategy=strategy, functions=functions)
+        checks = RankChecks(run, modes[rank], {"remat": "none"})
+        checks.begin_epoch(epoch("epoch 1"))
         try:
-            act(rank, checks, model)
+            check_modes(strategy, modes[rank])
+            if modes[rank] != "off":
+                act(rank, checks, model)
         except ClusterError as error:
             return str(error)
         return ""
 
     with ThreadPoolExecutor(len(builders)) as pool:
         return list(pool.map(on, range(len(builders))))
+
+
+def epoch(name: str) -> Epoch:
+    return Epoch(name, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def begin(rank: int, checks: RankChecks, model: keras.Model) -> None:
@@ -287,7 +293,7 @@ def test_hyperparameters_are_compared_before_the_call_that_uses_them(of_epoch: b
         checks.compare_configurations({}, callbacks)
         call_once(checks)
         if of_epoch:
-            checks.begin_epoch(None)  # type: ignore[arg-type]
+            checks.begin_epoch(epoch("epoch 1"))
         model.optimizer.learning_rate = 0.1 + rank
         checks.begin_call(1)
         raise AssertionError("the call would begin")
@@ -312,7 +318,7 @@ def test_calls_without_callbacks_need_no_further_exchange() -> None:
 def test_reports_changed_weight_ranks_and_last_agreement() -> None:
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
         call_once(checks)
-        checks.place = "epoch 2"
+        checks.begin_epoch(epoch("epoch 2"))
         weight = model.layers[1].kernel
         call_once(checks, lambda: rank == 2 and weight.assign_add(weight * 0 + 0.25))
 
@@ -327,7 +333,7 @@ def test_weights_that_were_edited_between_trainings_raise() -> None:
     def act(rank: int, checks: RankChecks, model: keras.Model) -> None:
         call_once(checks)
         checks.begin_training()
-        checks.place = "epoch 1"
+        checks.begin_epoch(epoch("epoch 1"))
         call_once(checks)
         checks.compare_variables()
         model.layers[1].kernel.assign_add(model.layers[1].kernel * rank)

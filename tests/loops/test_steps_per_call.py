@@ -17,7 +17,7 @@ from tfdist.callbacks.progress import ProgressBar
 from tfdist.errors import ConfigurationError
 from tfdist.loops import steps_per_call
 from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.epoch import Throughput
+from tfdist.loops.observers import Throughput
 from tfdist.loops.steps_per_call import (
     TARGET_SECONDS,
     StepsPerCall,

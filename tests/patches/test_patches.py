@@ -11,7 +11,7 @@ import pytest
 import tfdist
 from tfdist.patches import keras_patches
 from tfdist.patches.keras_patches import PATCHES, Patch
-from tfdist.replica.options import StepOptions
+from tfdist.replica.replica import StepOptions
 
 _FAST = [patch for patch in PATCHES if not patch.is_exact]
 

@@ -18,9 +18,7 @@ from keras import layers, ops
 import tfdist
 from tests.conformance.engines import create_strategy
 from tests.support.precision import computing_in
-from tfdist.rows.full_batch import full_batch_reason
-from tfdist.rows.reduction_inference import ReductionInference
-from tfdist.rows.reductions import Reduction
+from tfdist.rows import Reduction, Rows
 
 NUM_ROWS = 6
 X = np.random.default_rng(0).normal(size=(NUM_ROWS, 4))
@@ -449,9 +447,9 @@ def _inferred(name: str) -> Any:
     """Returns the inferred reduction of a case."""
     model = _model(CASES[name][0])
     batch = (tf.constant(X), tf.constant(Y))
-    if full_batch_reason(model, lambda: batch, True) is not None:
+    if Rows(model, lambda: batch).full_batch_reason(True) is not None:
         return FULL
-    reductions = ReductionInference(model, lambda: batch)
+    reductions = Rows(model, lambda: batch).reductions
     if name.startswith("loss"):
         return reductions.loss_reductions(1, training=True)[0]
     if name.startswith("state"):

@@ -12,8 +12,7 @@ from keras import layers, ops
 
 from tests.support.training import X, Y, building
 from tfdist.errors import UnsupportedModelError
-from tfdist.rows.reduction_inference import ReductionInference
-from tfdist.rows.reductions import Reduction
+from tfdist.rows.reductions import Reduction, ReductionInference
 
 Value = Callable[[Any], Any]
 

@@ -14,7 +14,7 @@ from keras import layers, ops
 
 import tfdist
 from tfdist.loops.model_methods import write_on_chief_only
-from tfdist.rows.full_batch import full_batch_reason
+from tfdist.rows import Rows
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
@@ -37,13 +37,7 @@ def model_with(function: Callable[..., Any]) -> keras.Model:
 
 
 def reason(model: keras.Model, training: bool, x: Any = X) -> str | None:
-    return full_batch_reason(model, lambda: (tf.nest.map_structure(tf.constant, x),), training)
-
-
-def diagonal_of(x: Any) -> Any:
-    """Returns the diagonal of 6 rows with 6 columns, for each row: `[6, 4]`."""
-    columns = ops.tile(ops.transpose(x)[:, :, None], (1, 1, 6))
-    return ops.transpose(tf.gather(columns, tf.range(tf.shape(x)[0]), axis=1, batch_dims=1))[:, :4]
+    return Rows(model, lambda: (tf.nest.map_structure(tf.constant, x),)).full_batch_reason(training)
 
 
 DEPENDENT = {
@@ -51,7 +45,6 @@ DEPENDENT = {
     "largest of a batch": lambda x, *_: x / ops.max(ops.abs(x)),
     "number of rows": lambda x, *_: x / ops.cast(ops.shape(x)[0], "float32"),
     "order": lambda x, *_: ops.roll(x, 1, axis=0),
-    "diagonal": lambda x, *_: diagonal_of(ops.concatenate([x, x[:, :2]], 1)) + x,
     "only in training": lambda x, training, _: x - ops.mean(x, 0) if training else x,
 }
 INDEPENDENT = {
@@ -102,7 +95,7 @@ def test_keras_layers_are_not_traced() -> None:
 
     hidden = [layers.Dense(4, activation="relu"), layers.BatchNormalization(), layers.Softmax()]
     model = keras.Sequential([keras.Input((4,)), *hidden, layers.Dropout(0.5)])
-    assert full_batch_reason(model, never, training=True) is None
+    assert Rows(model, never).full_batch_reason(training=True) is None
     over_rows = keras.Sequential([keras.Input((4,)), layers.Softmax(axis=0)])
     assert "Softmax" in str(reason(over_rows, training=True))
 

@@ -12,12 +12,11 @@ from keras import layers
 
 from tfdist import strategies
 from tfdist.model_setup import build
-from tfdist.replica.options import StepOptions
-from tfdist.rows.lookups import Lookups
-from tfdist.rows.reduction_inference import ReductionInference
+from tfdist.replica.replica import StepOptions
+from tfdist.rows import Rows
 from tfdist.step.loss_scaling import Scaling
 from tfdist.step.state import ForwardState
-from tfdist.step.train import TrainStep
+from tfdist.step.step import TrainStep
 from tfdist.strategies.batches import Share
 
 
@@ -44,8 +43,7 @@ def traced_step(
         return rows, rows
 
     options = StepOptions()
-    reductions, lookups = ReductionInference(model, first_batch), Lookups(model, first_batch)
-    state = ForwardState(model, reductions, lookups, options)
+    state = ForwardState(model, Rows(model, first_batch), options)
     step = TrainStep(model, strategy, state, Scaling(model.optimizer, None), options)
 
     @tf.function(autograph=False)

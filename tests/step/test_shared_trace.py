@@ -34,7 +34,7 @@ def test_each_device_has_separate_variables() -> None:
     with tf.device(device):
         copy = tf.Variable(5.0)
     vars(plain)["_tfdist_copies"] = {device: copy}
-    shared = SharedTrace(lambda x: x * plain, 0)
+    shared = SharedTrace(lambda x: x * plain)
 
     @tf.function(autograph=False)
     def both(x: tf.Tensor) -> list[tf.Tensor]:
@@ -65,7 +65,7 @@ def test_state_and_collectives_are_not_shared(fn: Callable[..., Any]) -> None:
 
     @tf.function(autograph=False)
     def on_replica(x: tf.Tensor) -> None:
-        found.append(SharedTrace(fn, 0)(x))
+        found.append(SharedTrace(fn)(x))
 
     on_replica(tf.constant(2.0))
     assert found == [None]
@@ -74,9 +74,9 @@ def test_state_and_collectives_are_not_shared(fn: Callable[..., Any]) -> None:
 def test_reason_for_separate_traces_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @tf.function(autograph=False)
     def on_replica(x: tf.Tensor) -> None:
-        SharedTrace(_refuses, 0)(x)
-        SharedTrace(_draws, 0)(x)
-        SharedTrace(lambda y: y + tf.constant("not a number"), 0)(x)
+        SharedTrace(_refuses)(x)
+        SharedTrace(_draws)(x)
+        SharedTrace(lambda y: y + tf.constant("not a number"))(x)
 
     with caplog.at_level("INFO", logger="tfdist"):
         on_replica(tf.constant(2.0))
@@ -91,7 +91,7 @@ def test_tensors_of_the_outer_graph_are_not_shared() -> None:
 
     @tf.function(autograph=False)
     def on_replica(x: tf.Tensor) -> None:
-        found.append(SharedTrace(lambda y: x + y, 0)(tf.constant(1.0)))
+        found.append(SharedTrace(lambda y: x + y)(tf.constant(1.0)))
 
     on_replica(tf.constant(2.0))
     assert found == [None]

@@ -50,7 +50,7 @@ class ModelEdits(keras.callbacks.Callback):
         model.set_weights([0.9 * weight for weight in model.get_weights()])
         if epoch == 0:
             model.save(self.folder / "model.keras")
-            # On other ranks, saving writes nothing: see `loops/model_files.py`.
+            # On other ranks, saving writes nothing: see `loops/model_methods.py`.
             path = self.folder / "model.keras"
             saved = keras.models.load_model(path) if tfdist.is_chief() else model
             self.seen += saved.get_weights()

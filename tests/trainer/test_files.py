@@ -26,7 +26,7 @@ from tests.support.training import (
     steps,
 )
 from tfdist.errors import ConfigurationError
-from tfdist.loops.model_files import write_on_chief_only
+from tfdist.loops.model_methods import write_on_chief_only
 
 
 @pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])

@@ -21,12 +21,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.replica.scope import ReplicaScope
 from tfdist.step.loss_scaling import Scaling
 from tfdist.upstream import keras_losses, keras_model, keras_optimizers
 from tfdist.upstream.features import existing
 from tfdist.upstream.patching import all_replaced, replaced
 from tfdist.upstream.tensorflow_calls import functions_inlined
-from tfdist.upstream.tensorflow_graphs import current_graph
 
 
 class StepRun(Protocol):
@@ -75,8 +75,8 @@ class LocalRun:
 Values = dict[int, Any]
 
 
-class CustomStepScope(keras.StatelessScope):
-    """A `keras.StatelessScope` that notes assignments, and in which tapes watch variables.
+class CustomStepScope(ReplicaScope):
+    """The scope of a custom step, in which tapes watch variables.
 
     Args:
         values: The values of variables when the step begins.
@@ -86,13 +86,19 @@ class CustomStepScope(keras.StatelessScope):
             `unbuilt`.
 
     Attributes:
-        assigned: The variables that were assigned to, by id.
         pending: Ids of assigned variables that `ReplicaRun` has not yet summed over replicas.
         by_optimizers: Ids of variables that an optimizer assigned to.
         results: Results of metrics.
         added_losses: Losses that layers added, each with the layer.
         unbuilt: Optimizers without variables, each with the variables that it should train.
     """
+
+    in_branch = (
+        "The step assigns to {} inside of an if or a tf.while_loop, so that the replicas' "
+        "variables would not change. Use tf.cond, or choose the value with tf.where and assign it "
+        "outside. To accumulate gradients, use accumulate= of the Trainer or "
+        "gradient_accumulation_steps= of the optimizer."
+    )
 
     def __init__(
         self,
@@ -104,7 +110,6 @@ class CustomStepScope(keras.StatelessScope):
         super().__init__(values)
         self.state_mapping: Values
         self.run, self.scalings, self._trial = run, scalings, trial
-        self.assigned: dict[int, keras.Variable] = {}
         self.pending: set[int] = set()
         self.by_optimizers: set[int] = set()
         self.results: list[Any] = []
@@ -114,7 +119,6 @@ class CustomStepScope(keras.StatelessScope):
         self.in_optimizer = self._in_result = False
         self._open: list[tf.GradientTape] = []
         self._versions: Any = weakref.WeakKeyDictionary()
-        self._graph = current_graph()
 
     @staticmethod
     def current() -> CustomStepScope | None:
@@ -124,29 +128,21 @@ class CustomStepScope(keras.StatelessScope):
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         if self._trial and id(variable) not in self.state_mapping:
-            self._known[id(variable)] = variable
-            self._set(variable, tf.zeros(variable.shape, variable.dtype))
+            self.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
+            self._note(variable)
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        variable, value = update
-        if self._graph not in (None, current_graph()):
-            raise UnsupportedModelError(
-                f"The step assigns to {variable.path!r} inside of an if or a tf.while_loop, so "
-                "that the replicas' variables would not change. Use tf.cond, or choose the "
-                "value with tf.where and assign it outside. To accumulate gradients, use "
-                "accumulate= of the Trainer or gradient_accumulation_steps= of the optimizer."
-            )
-        self.assigned[id(variable)] = variable
-        self.pending.add(id(variable))
-        self._known[id(variable)] = variable
+        super().add_update(update)
+        key = id(update[0])
+        self.pending.add(key)
         if self.in_optimizer:
-            self.by_optimizers.add(id(variable))
-        # No gradient flows through an assignment to a variable.
-        self._set(variable, tf.stop_gradient(value))
+            self.by_optimizers.add(key)
+        self._note(update[0])
 
-    def _set(self, variable: keras.Variable, value: tf.Tensor) -> None:
-        self.state_mapping[id(variable)] = value
+    def _note(self, variable: keras.Variable) -> None:
+        """Lets the tapes that record watch a new value of a variable."""
+        self._known[id(variable)] = variable
         for tape in self._open:
             self._watch(tape, id(variable))
 

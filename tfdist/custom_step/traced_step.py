@@ -8,26 +8,20 @@ results of metrics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
-from tfdist.custom_step.trial import StepFn, flat_logs
+from tfdist.custom_step.trial import BuiltStep, StepFn, flat_logs
 from tfdist.patches import batch_norm
-from tfdist.rows.dependence import FREE, MIXED, Dependence, worst
-from tfdist.rows.lookups import LookupKind, kind_of_lookups
-from tfdist.rows.reductions import (
-    NotReducibleError,
-    Reduction,
-    not_reducible,
-    reduction_of,
-    reduction_of_change,
-)
-from tfdist.rows.traced import TracedForward, added_to
+from tfdist.rows import NotReducibleError, Reduction, Reductions, TracedForward
 from tfdist.step.loss_scaling import Scaling
+from tfdist.strategies import batches
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.tensorflow_graphs import calls_python
@@ -38,7 +32,7 @@ class TracedStep:
 
     Args:
         model: A built model.
-        known: All variables that its step may change.
+        variables: All variables that its step may change.
         step: Its `train_step` or `test_step`.
         scalings: The scaling of each optimizer that scales its loss, by id.
         batch: The first global batch.
@@ -54,7 +48,7 @@ class TracedStep:
     def __init__(
         self,
         model: keras.Model,
-        known: Sequence[keras.Variable],
+        variables: Sequence[keras.Variable],
         step: StepFn,
         scalings: Mapping[int, Scaling],
         batch: Any,
@@ -65,7 +59,7 @@ class TracedStep:
         run = _TracingRun({id(v) for v in metrics})
 
         def compute(rows: Any) -> None:
-            values = [(v, tf.identity(tf.convert_to_tensor(v))) for v in known]
+            values = [(v, tf.identity(tf.convert_to_tensor(v))) for v in variables]
             run.starts = {id(v): value for v, value in values}
             scope = CustomStepScope(values, run, scalings, trial=True)
             with scope, patched_for_custom_step(model), losses_of_one_device():
@@ -78,7 +72,7 @@ class TracedStep:
         try:
             # The graph lives as long as the traced forward pass.
             self._traced = TracedForward(
-                model, batch, training=True, compute=compute, known=run.known
+                model, batch, training=True, compute=compute, same=run.same
             )
         except ValueError as error:
             raise NotReducibleError(str(error)) from error
@@ -86,10 +80,10 @@ class TracedStep:
             raise NotReducibleError("it calls Python, as one device does, once per step")
         if run.inner:
             raise NotReducibleError("its loss contains gradients of weights")
-        self._run, self._analysis = run, self._traced.analysis
+        self._run, self._reductions = run, Reductions(self._traced.analysis)
         self._statistics = {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
         self.num_gradients = len(run.targets)
-        self.assigned = list(self._scope.assigned.values())
+        self.assigned = list(self._scope.updated.values())
 
     def gradient(self, number: int) -> Reduction:
         """Returns the reduction of the gradients that the step computes as the n-th ones.
@@ -99,7 +93,7 @@ class TracedStep:
         """
         if (targets := self._run.targets[number]) is None:
             raise NotReducibleError(f"its gradient number {number} is of more than a loss")
-        return self._one(f"its gradient number {number}", map(self._analysis.of, targets))
+        return self._reductions.of(f"its gradient number {number}", targets)
 
     def alike(self, number: int) -> frozenset[int]:
         """Returns the places of variables of which the n-th gradient has the same slices anywhere.
@@ -107,16 +101,9 @@ class TracedStep:
         Raises:
             NotReducibleError: Some slices of a variable are, others are not.
         """
-        found = set()
-        for place, indices in self._run.indices[number].items():
-            kind = kind_of_lookups(indices, self._analysis)
-            if kind is LookupKind.ALIKE:
-                found.add(place)
-            elif kind is not LookupKind.PER_ROW:
-                what = f"the lookup of its gradient number {number}"
-                value = worst([self._analysis.of(indices)]) or MIXED
-                raise not_reducible(what, self._analysis, value)
-        return frozenset(found)
+        what = f"the lookup of its gradient number {number}"
+        by_place = self._run.indices[number]
+        return frozenset(i for i in by_place if self._reductions.are_alike(what, by_place[i]))
 
     def log(self, name: str) -> Reduction:
         """Returns the reduction of a log.
@@ -127,8 +114,7 @@ class TracedStep:
         log = self._logs[name]
         if any(log is result for result in self._scope.results):
             return Reduction.SAME
-        value = self._analysis.of(log)
-        return reduction_of(f"its log {name!r}", self._analysis, value)
+        return self._reductions.of(f"its log {name!r}", [log])
 
     def state(self, variable: keras.Variable) -> Reduction:
         """Returns the reduction of the change of a variable.
@@ -141,35 +127,15 @@ class TracedStep:
         if key in self._statistics:  # each replica's own by definition
             return Reduction.MEAN
         if key in self._run.changes:
-            return self._metric(what, self._run.changes[key], is_float)
+            return self._reductions.of_additions(what, self._run.changes[key], is_float)
         if key not in self._run.starts:
             raise NotReducibleError(f"{what} happens in some steps only")
         new = self._ends[key]
-        if self._analysis.of(new).is_plain:
+        if self._reductions.is_plain(new):
             # The update of an optimizer is the same on all replicas, as are integers.
             is_same = key in self._scope.by_optimizers or not is_float
             return Reduction.SAME if is_same else Reduction.MEAN
-        return reduction_of_change(what, self._analysis, self._run.starts[key], new)
-
-    def _metric(self, what: str, pairs: list[tuple[Any, Any]], is_float: bool) -> Reduction:
-        """Returns the reduction of what is added to a metric's variable, which starts at zero."""
-        values: list[Dependence] = []
-        for start, new in pairs:
-            if (added := added_to(start, new)) is None:
-                found = worst([self._analysis.of(new)]) or MIXED
-                raise not_reducible(what, self._analysis, found)
-            values += [self._analysis.of(each) for each in added]
-        values = [value for value in values if not value.is_zero]
-        if all(value.is_plain for value in values) and not is_float:
-            return Reduction.SAME
-        return self._one(what, values) if values else Reduction.SUM
-
-    def _one(self, what: str, values: Iterable[Dependence]) -> Reduction:
-        """Returns the one reduction of several values."""
-        kinds = {reduction_of(what, self._analysis, value) for value in values}
-        if len(kinds) != 1:
-            raise NotReducibleError(f"{what} is partly a mean, partly a sum over rows")
-        return kinds.pop()
+        return self._reductions.of_change(what, self._run.starts[key], new)
 
 
 class _TracingRun(LocalRun):
@@ -181,7 +147,7 @@ class _TracingRun(LocalRun):
     Attributes:
         targets: What the step differentiates, for each gradient; None if that is not all.
         indices: Indices of the gradients that are `tf.IndexedSlices`, by place, for each gradient.
-        known: Tensors that are the same on all replicas after an exchange.
+        same: Tensors that are the same on all replicas after an exchange.
         inner: Whether a loss contains gradients of variables.
         starts: Values of variables at the beginning, and of metrics after their last result, by id.
         changes: Values of the metrics' variables before and after the step's updates, by id.
@@ -191,7 +157,7 @@ class _TracingRun(LocalRun):
         self._metrics = metrics
         self.targets: list[list[tf.Tensor] | None] = []
         self.indices: list[dict[int, tf.Tensor]] = []
-        self.known: list[tuple[tf.Tensor, Dependence]] = []
+        self.same: list[tf.Tensor] = []
         self.inner = False
         self.starts: dict[int, tf.Tensor] = {}
         self.changes: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
@@ -228,5 +194,72 @@ class _TracingRun(LocalRun):
             values, indices = self._exchanged(value.values), self._exchanged(value.indices)
             return tf.IndexedSlices(values, indices, value.dense_shape)
         value = tf.identity(value)
-        self.known.append((value, FREE))
+        self.same.append(value)
         return value
+
+
+@dataclass
+class ReductionPlan:
+    """The reductions of everything that a custom step computes.
+
+    Attributes:
+        logs: Those of the step's results, by name.
+        full_batch_reason: Why every replica computes the full batch; None if each computes its
+            own part of it.
+        gradients: Those of gradients, in the order in which the step computes them.
+        alike: For each gradient, the places of variables for which all replicas look up the same
+            rows, so that the batch has these slices once. Other slices are concatenated.
+        states: Those of the changes of variables, by id.
+    """
+
+    logs: dict[str, Reduction]
+    full_batch_reason: str | None = None
+    gradients: list[Reduction] = field(default_factory=list)
+    alike: list[frozenset[int]] = field(default_factory=list)
+    states: dict[int, Reduction] = field(default_factory=dict)
+
+    @classmethod
+    def of_full_batch(cls, logs: Sequence[str], reason: str | None) -> ReductionPlan:
+        """Returns the plan of a step that every replica computes for the full batch."""
+        return cls(dict.fromkeys(logs, Reduction.SAME), reason)
+
+    def digest(self) -> float:
+        """Returns a checksum, to compare the plans of workers, which may have different rows."""
+        kinds = [*self.logs.items(), *self.gradients, *self.states.values()]
+        alike = [sorted(places) for places in self.alike]
+        return float(zlib.crc32(repr((self.full_batch_reason is None, kinds, alike)).encode()))
+
+
+def infer_reductions(
+    model: keras.Model,
+    built: BuiltStep,
+    step: StepFn,
+    scalings: Mapping[int, Scaling],
+    batch: Any,
+) -> ReductionPlan:
+    """Infers the reductions of a step.
+
+    Args:
+        model: A built model.
+        built: What `trial.build` found.
+        step: Its `train_step` or `test_step`.
+        scalings: The scaling of each optimizer that scales its loss, by id.
+        batch: The first global batch, for its shapes and dtypes.
+
+    Raises:
+        UnsupportedModelError: The step is not supported in full-batch mode either.
+    """
+    try:
+        if found := batches.uneven(batch):
+            raise NotReducibleError(found)
+        if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(batch)):
+            raise NotReducibleError("its input is sparse")
+        traced = TracedStep(model, built.variables, step, scalings, batch)
+        return ReductionPlan(
+            {name: traced.log(name) for name in built.logs},
+            gradients=[traced.gradient(i) for i in range(traced.num_gradients)],
+            alike=[traced.alike(i) for i in range(traced.num_gradients)],
+            states={id(variable): traced.state(variable) for variable in traced.assigned},
+        )
+    except NotReducibleError as error:
+        return ReductionPlan.of_full_batch(built.logs, error.reason)

@@ -16,8 +16,7 @@ from tfdist.custom_step.scope import (
 )
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.patches import batch_norm
-from tfdist.replica.python_state import python_state_kept
-from tfdist.rows.traced import refused_assignment
+from tfdist.rows import python_state_kept, refused_assignment
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
@@ -62,7 +61,7 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
         for optimizer, variables in scope.unbuilt:
             if not optimizer.built:
                 optimizer.build(variables)
-    found = [*_variables_of(model), *scope.assigned.values()]
+    found = [*_variables_of(model), *scope.updated.values()]
     found += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
     return BuiltStep(list({id(v): v for v in found}.values()), list(flat_logs(logs)))
 

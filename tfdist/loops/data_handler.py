@@ -47,7 +47,6 @@ class DataHandler:
         batch_size: Rows of a global batch; None if unknown.
         may_end: Whether the data may end before `num_batches`.
         own_rows: Whether each worker reads its own rows of the global batches.
-        full_batches: Whether every replica gets full batches. Set it before the first epoch.
         sizes: Number of batches of each worker's dataset, by rank; None if unknown, or if all
             workers read the same data.
         source: The data as passed.
@@ -107,7 +106,7 @@ class DataHandler:
         self.num_batches = self._steps_per_epoch or self._size
         if training and self.batch_size is not None and not self.own_rows:
             check_batch_size(self.batch_size, strategy)
-        self.full_batches = False
+        self._needs_full_batch = False
         self._strategy = strategy
         self._iterator: Iterator[Any] | None = None
         # Number of the current pass over the data, and the number of batches that were taken from
@@ -148,7 +147,7 @@ class DataHandler:
     def _distribute(self, dataset: tf.data.Dataset) -> Any:
         ahead = not input_data.is_read_ahead(self._adapter)  # more would be lost for the next loop
         return self._strategy.feed.distribute(
-            dataset, self.own_rows, self.full_batches, ahead, self.check_data
+            dataset, self.own_rows, self._needs_full_batch, ahead, self.check_data
         )
 
     def first_batch(self) -> Any:
@@ -167,12 +166,14 @@ class DataHandler:
             self._order.skip_pass()
             self._resume_from = None
 
-    def begin_epoch(self, step: int = 0) -> Iterator[Any]:
+    def begin_epoch(self, step: int = 0, needs_full_batch: bool = False) -> Iterator[Any]:
         """Returns the iterator of an epoch: a new one, or with `steps_per_epoch` the previous one.
 
         Args:
             step: First step of the epoch; not 0 after a `restore` within an epoch.
+            needs_full_batch: Whether every replica gets full batches; the same in all epochs.
         """
+        self._needs_full_batch = needs_full_batch
         self._reset_for_fit()
         input_data.begin_epoch(self._adapter)
         if self._size is not None and not self.own_rows:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,13 +12,25 @@ import numpy as np
 
 from tfdist.console import tables
 from tfdist.loops import epoch
+from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
-from tfdist.loops.epoch import Call, Observer, OuterLoop, Throughput
-from tfdist.loops.non_finite import NonFiniteLoss, OnNan
-from tfdist.loops.rank_checks import RankChecks
-from tfdist.loops.replica_checks import ReplicaChecks
+from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.functions import Loop, Steps
+from tfdist.loops.observers import (
+    BatchCounts,
+    CopySync,
+    KerasCallbacks,
+    NonFiniteLoss,
+    OnNan,
+    RunContext,
+    Throughput,
+    WatchdogMark,
+)
+from tfdist.loops.outputs import concatenated
+from tfdist.loops.rank_checks import CheckRanks, RankChecks, ReplicaChecks, check_modes
+from tfdist.loops.self_check import SelfCheck
+from tfdist.loops.steps_per_call import StepsPerCall, StepsPerCallCache, wants_every_batch
 from tfdist.loops.training_state import Progress
-from tfdist.loops.uneven_data import BatchCounts
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.upstream import keras_optimizers, keras_training
@@ -27,24 +40,17 @@ class CheckpointHooks(Observer):
     """The points at which a training run can save or restore. This base class does nothing.
 
     Attributes:
+        number: How many fits of the trainer have had checkpoints, with this one.
         progress: Progress of the run.
-        before_save: Called on all workers together before a checkpoint is saved at a step.
-        may_save: Returns whether a checkpoint may be saved now, at a time that rank 0 chose.
-        skip_used_data: If the run was already complete, moves shuffled data behind its epochs. Call
-            it before the data is used again; it may read data.
     """
 
-    def __init__(self) -> None:
-        self.progress = Progress()
-        self.before_save: Callable[[], None] = lambda: None
-        self.may_save: Callable[[], bool] = lambda: True
-        self.skip_used_data: Callable[[], None] = lambda: None
+    def __init__(self, number: int = 0) -> None:
+        self.number, self.progress = number, Progress()
 
-    def begin(self, callbacks: Sequence[keras.callbacks.Callback], epochs: int) -> bool:
+    def begin(self, epochs: int) -> bool:
         """Finds a checkpoint to resume from, before any callback is called.
 
         Args:
-            callbacks: The callbacks of this worker.
             epochs: Total number of epochs.
 
         Returns:
@@ -53,7 +59,7 @@ class CheckpointHooks(Observer):
         Raises:
             ConfigurationError: The checkpoint cannot be used, or there must not be one.
         """
-        del callbacks, epochs
+        del epochs
         return False
 
     def after_train_begin(self) -> None:
@@ -78,36 +84,61 @@ class CheckpointHooks(Observer):
         del name, call
         return ""
 
+    def skip_used_data(self) -> None:
+        """If the run was already complete, moves shuffled data behind its epochs.
+
+        Call it before the next fit uses the data; it may read data.
+        """
+
+    def after_fit(self) -> CheckpointHooks:
+        """Returns what the next fit needs of this one, which keeps no data alive without need."""
+        return CheckpointHooks(self.number)
+
     def close(self) -> None:
         """Waits until pending writes are done."""
 
 
-class Training:
-    """The training loop of one trainer: epochs, with evaluations according to `validation_freq`.
+class Loops:
+    """The loops of one trainer: training, evaluation and prediction.
 
     Args:
-        outer: The objects that all loops of the trainer share.
+        run: What the loops and their observers share.
+        self_check: Verifies each loop at its first use.
+        steps_per_call: As in `Trainer`, and the following.
         on_nan: What to do if the loss becomes NaN or infinite.
-        rank_checks: Compares the workers.
-        replica_checks: Compares the replicas of this process.
+        check_ranks: When to compare the variables of workers, and of the replicas of a process.
+        options: The options of the trainer, which must be the same on all workers.
 
     Attributes:
         throughput: Throughput of the current epoch.
+        rank_checks: Compares the workers; None where there is nothing to compare.
     """
 
     def __init__(
         self,
-        outer: OuterLoop,
+        run: RunContext,
+        self_check: SelfCheck,
+        steps_per_call: int | str,
         on_nan: OnNan,
-        rank_checks: RankChecks,
-        replica_checks: ReplicaChecks,
+        check_ranks: CheckRanks,
+        options: Mapping[str, Any],
     ) -> None:
-        self._outer, self._rank_checks, self._replica_checks = outer, rank_checks, replica_checks
+        self._run, self._self_check = run, self_check
+        self._steps_per_call, self._check_ranks = steps_per_call, check_ranks
+        self._cache = StepsPerCallCache()
         self.throughput = Throughput()
-        self._non_finite_loss = NonFiniteLoss(outer.model, on_nan)
-        self._batch_counts = BatchCounts(outer.strategy)
+        self._before: list[Observer] = [self.throughput]
+        self._after: list[Observer] = [NonFiniteLoss(run, on_nan)]
+        self.rank_checks: RankChecks | None = None
+        self._batch_counts = BatchCounts(run)
+        compares, strategy = check_ranks != "off", run.strategy
+        if compares and strategy.num_local_replicas > 1:
+            self._before.append(ReplicaChecks(run, check_ranks))
+        if compares and strategy.group.size > 1:
+            self.rank_checks = RankChecks(run, check_ranks, options)
+            self._after.insert(0, self.rank_checks)
 
-    def run(
+    def train(
         self,
         handlers: EpochDataHandlers,
         validate: Callable[[keras.callbacks.CallbackList], Logs] | None,
@@ -115,7 +146,7 @@ class Training:
         epochs: tuple[int, int],
         validation_freq: int | Sequence[int],
         checkpoints: CheckpointHooks,
-        report: Callable[[DataHandler], None] | None = None,
+        report: Callable[[bool], None] | None = None,
     ) -> None:
         """Trains from one epoch up to another.
 
@@ -126,31 +157,40 @@ class Training:
             epochs: The first epoch, which a callback may replace, and the one to stop before.
             validation_freq: The epochs with an evaluation, as in `keras.Model.fit`.
             checkpoints: Saves checkpoints, and resumes from them.
-            report: Called with the training data after the step was traced.
+            report: Called after the step was traced, with whether it needs full batches.
         """
-        outer, model, rank_checks = self._outer, self._outer.model, self._rank_checks
-        rank_checks.compare_configurations(
-            {"epochs": epochs, "validation": validate is not None}, callbacks.callbacks
-        )
+        run, checks = self._run, self.rank_checks
+        model, strategy, functions = run.model, run.strategy, run.functions
+
+        # ---- errors come first: workers that differ, and a model that cannot be trained ----
+        if strategy.group.size > 1:
+            check_modes(strategy, self._check_ranks)
+        if checks:
+            is_validated = validate is not None
+            checks.compare_configurations(
+                {"epochs": epochs, "validation": is_validated}, callbacks.callbacks
+            )
         data = handlers.of_epoch(epochs[0])
-        per_call = outer.per_call("train", callbacks, data)
-        outer.functions.begin("train")
-        # Raises an error now if the model cannot be trained.
-        outer.functions.train(data, per_call.one_by_one)
+        per_call = self._per_call("train", callbacks, data)
+        functions.begin("train")
+        steps = functions.train(data, per_call.one_by_one)
         if report:
-            report(data)
+            report(steps.needs_full_batch)
+
+        # ---- resume, or begin ----
         model.stop_training = False
-        checkpoints.before_save = rank_checks.compare_variables
-        checkpoints.may_save = rank_checks.have_compared
-        is_resumed = checkpoints.begin(callbacks.callbacks, epochs[1])
+        is_resumed = checkpoints.begin(epochs[1])
         progress = checkpoints.progress
         callbacks.on_train_begin()
         checkpoints.after_train_begin()
-        rank_checks.begin_training()
+        if checks:
+            checks.begin_training()
         if not is_resumed:
             progress.epoch = keras_training.initial_epoch(model, epochs[0])
+
         logs: Logs = progress.logs
         while progress.epoch < epochs[1] and not progress.stopped:
+            # ---- an epoch begins ----
             number, name = progress.epoch, f"epoch {progress.epoch + 1}"
             before, data = data, handlers.of_epoch(number)
             if data is not before:
@@ -158,93 +198,124 @@ class Training:
             model.reset_metrics()
             callbacks.on_epoch_begin(number)
             begin = checkpoints.after_epoch_begin()
-            self._non_finite_loss.place = rank_checks.place = self._replica_checks.place = name
-            self._replica_checks.is_last = number + 1 == epochs[1]
-            self._non_finite_loss.save_aside = checkpoints.save_aside
-            observers = outer.observers(
-                "train", callbacks, name, before=[self.throughput, self._replica_checks],
-                after=[self._batch_counts, rank_checks, self._non_finite_loss, checkpoints],
-            )  # fmt: skip
-            steps = outer.functions.train(data, per_call.one_by_one)
+            steps = functions.train(data, per_call.one_by_one)
             if not is_resumed:
-                line = outer.self_check.at_first_use("train", data, steps)
-                if line and report and outer.strategy.group.is_chief:
+                line = self._self_check.at_first_use("train", data, steps)
+                if line and report and strategy.group.is_chief:
                     tables.text(line)
-            logs = epoch.run(steps, data, per_call, outer.strategy, observers, begin)
-            logs = outer.functions.epoch_logs(logs, "train")
-            self._batch_counts.report(name)
+
+            # ---- its steps ----
+            after = [*self._after, checkpoints]
+            if data.own_rows and strategy.group.size > 1:
+                after.insert(0, self._batch_counts)
+            observers = self._observers("train", callbacks, self._before, after)
+            this = epoch.Epoch(name, data, number + 1 == epochs[1], checkpoints.save_aside)
+            logs = epoch.run(steps, this, per_call, strategy, observers, begin)
+            logs = functions.epoch_logs(logs, "train")
+
+            # ---- evaluation, callbacks, checkpoint ----
             if validate is not None and keras_training.is_validated(model, number, validation_freq):
                 with checkpoints.evaluating():
                     logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
             callbacks.on_epoch_end(number, logs)
-            outer.watchdog.passed(f"the end of {name}")
-            _synchronize_decisions(model, outer.strategy)
-            rank_checks.compare_variables()
+            run.watchdog.passed(f"the end of {name}")
+            _synchronize_decisions(model, strategy)
+            if checks:
+                checks.compare_variables()
             progress.epoch, progress.stopped = number + 1, model.stop_training
             checkpoints.end_epoch(logs)
-        self._finalize_weights()
+
+        # ---- the averages of the weights (`use_ema`) ----
+        if model.optimizer is not None and model.optimizer.built:
+            with keras_optimizers.optimizers_of_one_device():
+                model.optimizer.finalize_variable_values(model.trainable_variables)
+            strategy.variables.after_update(model.variables)
         callbacks.on_train_end(logs)
 
-    def _finalize_weights(self) -> None:
-        """Sets the weights to their averages if the optimizer averages them (`use_ema`)."""
-        model = self._outer.model
-        if model.optimizer is None or not model.optimizer.built:
-            return
-        with keras_optimizers.optimizers_of_one_device():
-            model.optimizer.finalize_variable_values(model.trainable_variables)
-        self._outer.strategy.variables.after_update(model.variables)
+    def evaluate(self, data: DataHandler, callbacks: keras.callbacks.CallbackList) -> Logs:
+        """Returns loss and metrics over data, from its start.
 
+        Args:
+            data: The data.
+            callbacks: The callbacks, called as in `keras.Model.evaluate`. They may set
+                `stop_evaluating`.
+        """
+        model, functions = self._run.model, self._run.functions
+        per_call = self._per_call("test", callbacks, data)
+        functions.begin("test")
+        steps = functions.evaluate(data, per_call.one_by_one)
+        self._self_check.at_first_use("test", data, steps)
+        model.stop_evaluating = False
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        data.restart()
+        this = epoch.Epoch("an evaluation", data)
+        observers = self._observers("test", callbacks)
+        logs = epoch.run(steps, this, per_call, self._run.strategy, observers)
+        logs = functions.epoch_logs(logs, "test")
+        callbacks.on_test_end(logs)
+        return logs
 
-def evaluate(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.CallbackList) -> Logs:
-    """Returns loss and metrics over data, from its start.
+    def predict(self, data: DataHandler, callbacks: keras.callbacks.CallbackList) -> Any:
+        """Returns the model's outputs for the rows of data, in order, as NumPy arrays.
 
-    Args:
-        outer: The objects that all loops of the trainer share.
-        data: The data.
-        callbacks: The callbacks, called as in `keras.Model.evaluate`. They may set
-            `stop_evaluating`.
-    """
-    model = outer.model
-    per_call = outer.per_call("test", callbacks, data)
-    outer.functions.begin("test")
-    steps = outer.functions.evaluate(data, per_call.one_by_one)
-    outer.self_check.at_first_use("test", data, steps)
-    model.stop_evaluating = False
-    callbacks.on_test_begin()
-    model.reset_metrics()
-    data.restart()
-    observers = outer.observers("test", callbacks, "an evaluation")
-    logs = epoch.run(steps, data, per_call, outer.strategy, observers)
-    logs = outer.functions.epoch_logs(logs, "test")
-    callbacks.on_test_end(logs)
-    return logs
+        Args:
+            data: The data.
+            callbacks: The callbacks, called with the outputs of each batch. They may set
+                `stop_predicting`.
+        """
+        compute = self._run.functions.predict(data)
+        self._self_check.at_first_use("predict", data, compute)
+        outputs: list[Any] = []
 
+        def some_batches(iterator: Iterator[Any], num_requested: int) -> tuple[LoopResult, Logs]:
+            result, pieces = compute(iterator, num_requested)
+            outputs.extend(pieces)
+            return result, {"outputs": concatenated(pieces)} if result.num_steps else {}
 
-def predict(outer: OuterLoop, data: DataHandler, callbacks: keras.callbacks.CallbackList) -> Any:
-    """Returns the model's outputs for the rows of data, in order, as NumPy arrays.
+        callbacks.on_predict_begin()
+        self._run.model.stop_predicting = False
+        per_call = self._per_call("predict", callbacks, data)
+        steps = Steps(some_batches, compute.needs_full_batch)
+        observers = self._observers("predict", callbacks)
+        this = epoch.Epoch("a prediction", data)
+        epoch.run(steps, this, per_call, self._run.strategy, observers)
+        callbacks.on_predict_end()
+        return keras_training.as_arrays(concatenated(outputs))
 
-    Args:
-        outer: The objects that all loops of the trainer share.
-        data: The data.
-        callbacks: The callbacks, called with the outputs of each batch. They may set
-            `stop_predicting`.
-    """
-    compute = outer.functions.predict(data)
-    outer.self_check.at_first_use("predict", data, compute)
-    outputs: list[Any] = []
+    def _per_call(
+        self, loop: Loop, callbacks: keras.callbacks.CallbackList, data: DataHandler
+    ) -> StepsPerCall:
+        """Returns what chooses the number of steps per call. All workers must call it."""
+        every_batch = any(wants_every_batch(c, loop) for c in callbacks.callbacks)
+        all_workers = self._run.strategy.group.gather([self._cache.known(loop, data), every_batch])
+        return StepsPerCall(
+            self._steps_per_call,
+            self._run.model,
+            every_batch=bool(all_workers[:, 1].any()),
+            # Rank 0 decides: the data may be the same object as before only on some workers.
+            known=int(all_workers[0, 0]),
+            note=functools.partial(self._cache.note, loop, data),
+        )
 
-    def some_batches(iterator: Iterator[Any], num_requested: int) -> tuple[LoopResult, Logs]:
-        result, pieces = compute(iterator, num_requested)
-        outputs.extend(pieces)
-        return result, {"outputs": _concatenated(pieces)} if result.num_steps else {}
-
-    callbacks.on_predict_begin()
-    outer.model.stop_predicting = False
-    observers = outer.observers("predict", callbacks, "a prediction")
-    per_call = outer.per_call("predict", callbacks, data)
-    epoch.run(some_batches, data, per_call, outer.strategy, observers)
-    callbacks.on_predict_end()
-    return keras_training.as_arrays(_concatenated(outputs))
+    def _observers(
+        self,
+        loop: Loop,
+        callbacks: keras.callbacks.CallbackList,
+        before: Sequence[Observer] = (),
+        after: Sequence[Observer] = (),
+    ) -> list[Observer]:
+        """Returns observers in the order in which they are notified: `before` the callbacks, ..."""
+        run = self._run
+        changes_model = any(
+            wants_every_batch(c, loop) and may_change_model(c) for c in callbacks.callbacks
+        )
+        sync = CopySync(run, changes_model)
+        callback = KerasCallbacks(run, loop, callbacks, sync.watching)
+        observers: list[Observer] = [*before, callback, *after, sync]
+        if run.strategy.group.size == 1:
+            return observers
+        return [WatchdogMark(run), *observers, WatchdogMark(run, " and its callbacks")]
 
 
 def _synchronize_decisions(model: keras.Model, strategy: Strategy) -> None:
@@ -253,6 +324,8 @@ def _synchronize_decisions(model: keras.Model, strategy: Strategy) -> None:
     If one worker stops, all stop. Learning rates are those of rank 0. Each of n workers receives
     O(n) numbers.
     """
+    if strategy.group.size == 1:
+        return
     optimizers = keras_optimizers.optimizers_of(model)
     rates = [keras_optimizers.learning_rate_variable(optimizer) for optimizer in optimizers]
     values = [0.0 if rate is None else float(np.asarray(rate.value)) for rate in rates]
@@ -261,13 +334,3 @@ def _synchronize_decisions(model: keras.Model, strategy: Strategy) -> None:
     for i, (optimizer, rate) in enumerate(zip(optimizers, rates, strict=True)):
         if rate is not None and all_workers[0, i + 1] != values[i]:
             optimizer.learning_rate = all_workers[0, i + 1]
-
-
-def _concatenated(outputs: list[Any]) -> Any:
-    """Concatenates the outputs of several replicas and batches along the rows."""
-
-    def join(*tensors: Any) -> Any:
-        nonempty = [tensor for tensor in tensors if tensor.shape[0] != 0] or [tensors[0]]
-        return keras_training.concatenated(nonempty)
-
-    return keras.tree.map_structure(join, *outputs)

@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import keras
@@ -23,20 +24,16 @@ from tfdist.errors import (
     UnsupportedModelError,
 )
 from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.model_overrides import ModelFunction, check_function
-from tfdist.loops.outputs import Outputs, OutputsFn
+from tfdist.loops.model_methods import ModelFunction, check_function
+from tfdist.loops.outputs import Outputs
 from tfdist.model_setup import build, create
 from tfdist.precision import policy
-from tfdist.replica.options import StepOptions
-from tfdist.rows.full_batch import full_batch_reason
-from tfdist.rows.lookups import Lookups
-from tfdist.rows.reduction_inference import ReductionInference
+from tfdist.replica.replica import StepOptions
+from tfdist.rows import Rows
 from tfdist.step.accumulation import GradientAccumulation
-from tfdist.step.evaluate import EvaluateStep
 from tfdist.step.loss_scaling import Scaling
-from tfdist.step.metric_results import MetricResults, flat
-from tfdist.step.state import ForwardState
-from tfdist.step.train import TrainStep
+from tfdist.step.state import ForwardState, MetricResults, flat
+from tfdist.step.step import EvaluateStep, TrainStep
 from tfdist.strategies import inner_loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
@@ -58,6 +55,22 @@ Loop = Literal["train", "test", "predict"]
 #: Runs up to a number of steps, each on a batch of the iterator. Returns the number of steps and
 #: other results, and the logs after the last step.
 StepsFn = Callable[[Iterator[Any], int], tuple[LoopResult, Logs]]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The compiled steps of a loop.
+
+    Attributes:
+        run: A `StepsFn`; in predictions, it returns outputs in place of logs.
+        needs_full_batch: Whether every replica gets full batches.
+    """
+
+    run: Callable[[Iterator[Any], int], tuple[LoopResult, Any]]
+    needs_full_batch: bool
+
+    def __call__(self, iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Any]:
+        return self.run(iterator, num_steps)
 
 
 class CompiledFunctions:
@@ -85,7 +98,7 @@ class CompiledFunctions:
         # The IDs of the variables, and the object that re-synchronizes them.
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
-    def train(self, data: DataHandler, one_by_one: bool = False) -> StepsFn:
+    def train(self, data: DataHandler, one_by_one: bool = False) -> Steps:
         """Returns the inner loop of training, or a new one if the model was compiled again.
 
         Args:
@@ -94,11 +107,11 @@ class CompiledFunctions:
         """
         return self._inner_loop(data, one_by_one, training=True)
 
-    def evaluate(self, data: DataHandler, one_by_one: bool = False) -> StepsFn:
+    def evaluate(self, data: DataHandler, one_by_one: bool = False) -> Steps:
         """Returns the inner loop of evaluation, as `train`."""
         return self._inner_loop(data, one_by_one, training=False)
 
-    def predict(self, data: DataHandler) -> OutputsFn:
+    def predict(self, data: DataHandler) -> Steps:
         """Returns the function that computes the outputs for batches."""
         check_function(self._model, "predict")
         needs_full_batch = self._full_batch_reason(data, "predict") is not None
@@ -106,7 +119,7 @@ class CompiledFunctions:
         is_first = not (self._steps or self._outputs.is_traced)
         if is_first and self._model.compiled and self._strategy.group.size > 1:
             self._strategy.variables.prepare(self._model, optimizers_of(self._model))
-        return self._outputs.function(data, needs_full_batch)
+        return Steps(self._outputs.function(data, needs_full_batch), needs_full_batch)
 
     def begin(self, loop: Loop) -> None:
         """Lets the model make its function for batches again, as at the beginning of each loop."""
@@ -181,7 +194,7 @@ class CompiledFunctions:
             build.build_weights(self._model, self._strategy, data.element_spec)
         return self._full_batch_mode.for_data(data, loop)
 
-    def _inner_loop(self, data: DataHandler, one_by_one: bool, training: bool) -> StepsFn:
+    def _inner_loop(self, data: DataHandler, one_by_one: bool, training: bool) -> Steps:
         model, strategy = self._model, self._strategy
         self._adopt_compilation()
         custom_step = self._custom_steps.step(data, training)
@@ -191,7 +204,10 @@ class CompiledFunctions:
                 f"{custom_step.cause} makes it. Create its layers in a keras.RematScope instead."
             )
         loop: Loop = "train" if training else "test"
-        reason = self._full_batch_reason(data, loop) if custom_step is None else None
+        if custom_step is None:
+            reason = self._full_batch_reason(data, loop)
+        else:
+            reason = custom_step.full_batch_reason
         if training and self._trainable not in (None, _ids(model.trainable_variables)):
             self._discard_steps()  # a callback froze weights before the first step, as Keras allows
         key = (training, data.may_end, data.own_rows, one_by_one)
@@ -210,7 +226,7 @@ class CompiledFunctions:
                 step = custom_step or self._own_step(data, training, reason)
             traced = self._traced(step, data, one_by_one)
             self._steps[key] = self._model_function(loop).around(traced, self.sync_copies)
-        return self._steps[key]
+        return Steps(self._steps[key], reason is not None)
 
     def _adopt_compilation(self) -> None:
         """Discards all steps if the model was compiled again, with another optimizer or loss."""
@@ -226,6 +242,7 @@ class CompiledFunctions:
 
     def _discard_steps(self) -> None:
         self._steps.clear()
+        self._full_batch_mode.forget_rows()
         self._train_step = self._evaluate_step = self._trainable = None
 
     def _own_step(self, data: DataHandler, training: bool, reason: str | None) -> Step:
@@ -234,14 +251,12 @@ class CompiledFunctions:
         if step is not None:
             return step
         model, options = self._model, self._options
-        reductions = ReductionInference(model, data.first_batch, element_spec=data.element_spec)
+        rows = self._full_batch_mode.rows("train" if training else "test", data)
         if reason is None and self._strategy.num_replicas * options.accumulate > 1:
-            reductions.read_first_batch()
-        lookups = self._full_batch_mode.take_lookups() or Lookups(model, data.first_batch)
+            rows.reductions.read_first_batch()
         state = ForwardState(
             model,
-            reductions,
-            lookups,
+            rows,
             options,
             self._strategy.variables.writes_alone,
             self._strategy.exchange.bucket_bytes,
@@ -311,15 +326,20 @@ class FullBatchMode:
     def __init__(self, model: keras.Model, strategy: Strategy, accumulate: int) -> None:
         self._model, self._strategy, self._accumulate = model, strategy, accumulate
         self._reasons: dict[Loop, str | None] = {}
-        self._lookups: Lookups | None = None
+        self._rows: dict[Loop, Rows] = {}
 
-    def take_lookups(self) -> Lookups | None:
-        """Returns the lookups that the last decision used, once."""
-        lookups, self._lookups = self._lookups, None
-        return lookups
+    def rows(self, loop: Loop, data: DataHandler) -> Rows:
+        """Returns how the model treats the rows of the data in a loop, with which it decides."""
+        if loop not in self._rows:
+            self._rows[loop] = Rows(self._model, data.first_batch, data.element_spec)
+        return self._rows[loop]
+
+    def forget_rows(self) -> None:
+        """Forgets what it knows of losses and weights, for other ones."""
+        self._rows.clear()
 
     def for_data(self, data: DataHandler, loop: Loop) -> str | None:
-        """Returns why the model needs full batches, and sets `full_batches` of the data.
+        """Returns why the model needs full batches, if it does.
 
         Args:
             data: The data, before its first epoch. The model is built.
@@ -327,7 +347,6 @@ class FullBatchMode:
         """
         if loop not in self._reasons:
             self._reasons[loop] = self._reason(data, loop)
-        data.full_batches = self._reasons[loop] is not None
         return self._reasons[loop]
 
     def _reason(self, data: DataHandler, loop: Loop) -> str | None:
@@ -340,15 +359,8 @@ class FullBatchMode:
                     rows = f"{name} gets strings, ragged or sparse tensors of all rows"
                     warnings.warn(full_batch_warning(rows), stacklevel=2)
                     return rows
-        self._lookups = Lookups(self._model, data.first_batch) if training else None
         try:
-            reason = full_batch_reason(
-                self._model,
-                data.first_batch,
-                training,
-                predicts=loop == "predict",
-                lookups=self._lookups,
-            )
+            reason = self.rows(loop, data).full_batch_reason(training, predicts=loop == "predict")
         except DataError:
             if not data.own_rows:  # with a dataset per worker, other workers may have data
                 raise
@@ -408,7 +420,7 @@ class CustomSteps:
         return self._results
 
     def step(self, data: DataHandler, training: bool) -> CustomStep | None:
-        """Returns the custom step of the model, and sets `full_batches` of the data.
+        """Returns the custom step of the model.
 
         Args:
             data: The data, before its first epoch.
@@ -424,9 +436,7 @@ class CustomSteps:
         if training not in self._steps:
             cause = self._cause(data, training)
             self._steps[training] = None if cause is None else self._make(data, training, cause)
-        if (step := self._steps[training]) is not None:
-            data.full_batches = step.full_batch_reason is not None
-        return step
+        return self._steps[training]
 
     def _cause(self, data: DataHandler, training: bool) -> str | None:
         """Returns what makes the step a custom one, such as `"MyModel.train_step"`, or None."""

@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from tfdist.loops.data_handler import DataHandler
 from tfdist.patches.sizes_on_host import with_sizes_on_host
-from tfdist.replica.options import StepOptions
-from tfdist.step.predict import drawn_outputs, seeds_in_predictions
+from tfdist.replica.replica import StepOptions
+from tfdist.step.step import drawn_outputs, seeds_in_predictions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
+from tfdist.upstream import keras_training
 from tfdist.upstream.keras_model import (
     ensured_global_generator,
     global_generator,
@@ -279,6 +280,18 @@ def _outputs_of_many(
         whole = [a.concat() for a in arrays[: len(leaves)]]
         own = arrays[-1].stack() if counts else tf.zeros([0, len(leaves)], tf.int32)
     return rows, checksum, keras.tree.pack_sequence_as(pieces[0], whole), own
+
+
+def concatenated(outputs: list[Any]) -> Any:
+    """Concatenates the outputs of several replicas and batches along the rows."""
+
+    def join(*tensors: Any) -> Any:
+        if len(tensors) == 1:
+            return tensors[0]
+        nonempty = [tensor for tensor in tensors if tensor.shape[0] != 0] or [tensors[0]]
+        return keras_training.concatenated(nonempty)
+
+    return keras.tree.map_structure(join, *outputs)
 
 
 def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]:

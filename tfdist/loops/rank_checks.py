@@ -1,4 +1,4 @@
-"""Checks that the workers of a run do not diverge.
+"""Checks that the workers of a run, and the replicas of each process, do not diverge.
 
 All workers must have the same model, optimizer and weights, but each runs its own copy of the
 script. Before the first step, they compare configurations. For every call of the inner loop, they
@@ -10,6 +10,11 @@ intervals.
 
 Each of n workers receives up to three numbers from each worker per comparison: O(n). Descriptions
 are exchanged before an error only, and take O(n) bytes as well.
+
+Each replica of `mirrored` updates variables of its own, by the same sums. Code of the user may
+update them differently: by their names, by random numbers, or by Python state. They are compared by
+the sums of their bits, which each device computes itself, before callbacks run, which change the
+first replica's variables only.
 """
 
 from __future__ import annotations
@@ -23,16 +28,16 @@ import google_crc32c
 import keras
 import numpy as np
 
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, UnsupportedModelError
 from tfdist.groups import agreement
 from tfdist.loops.callbacks import may_change_model
-from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.epoch import Call, Observer
-from tfdist.loops.functions import CompiledFunctions
+from tfdist.loops.epoch import Call, Epoch, Observer
+from tfdist.loops.observers import RunContext
 from tfdist.loops.steps_per_call import runs_before_batches
 from tfdist.model_setup import configuration
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
+from tfdist.strategies.mirrored_variables import first_difference
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_variables import is_elsewhere
 
@@ -40,7 +45,7 @@ from tfdist.upstream.keras_variables import is_elsewhere
 CheckRanks = Literal["every-call", "auto", "off"]
 
 #: The fraction of the training time that comparing variables between epochs may take.
-COST = 0.01
+_COST = 0.01
 _BEGINNING = "the beginning of training"
 _FIX = (
     "A callback or other code changed it on some ranks only. Make the same change on every rank, "
@@ -50,34 +55,34 @@ _FIX = (
 _MAX_SENT = 1 << 22
 
 
+def check_modes(strategy: Strategy, mode: CheckRanks) -> None:
+    """Checks that all workers compare alike. All workers must call it.
+
+    Raises:
+        ClusterError: They have other values of `check_ranks`.
+    """
+    choices = get_args(CheckRanks)
+    modes = strategy.group.gather([choices.index(mode)])[:, 0]
+    if not _are_same(modes):
+        raise ClusterError(
+            f"The ranks have check_ranks set to {', '.join(choices[int(m)] for m in modes)}, by "
+            "rank. Set the same value on all ranks."
+        )
+
+
 class RankChecks(Observer):
     """Compares the workers of one trainer.
 
-    It does nothing with one process, or if `mode` is `"off"`.
-
     Args:
-        model: The model.
-        strategy: The strategy.
-        functions: The model's compiled functions.
+        run: What the observers share.
         mode: When to compare the variables.
         options: The options of the trainer, which must be the same on all workers.
-
-    Attributes:
-        place: The name of the epoch, for messages; empty before the first.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        functions: CompiledFunctions,
-        mode: CheckRanks,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._model, self._strategy, self._functions = model, strategy, functions
+    def __init__(self, run: RunContext, mode: CheckRanks, options: Mapping[str, Any]) -> None:
+        self._model, self._strategy, self._functions = run.model, run.strategy, run.functions
         self._mode, self._options = mode, options
-        self.place = ""
-        self._is_active = mode != "off" and strategy.group.size > 1
+        self._epoch_name = ""  # before the first epoch
         self._step = 0
         # Whether callbacks may change the model before each call, or only before the next one.
         self._changes_before_calls, self._may_have_changed = False, True
@@ -108,23 +113,13 @@ class RankChecks(Observer):
         Raises:
             ClusterError: The configurations differ.
         """
-        if self._strategy.group.size == 1:
-            return
         changes = any(runs_before_batches(c) and may_change_model(c) for c in callbacks)
-        rows = self._strategy.group.gather([get_args(CheckRanks).index(self._mode), changes])
-        # If one worker has such a callback, all workers must take part in the all-gathers.
-        self._changes_before_calls = bool(rows[:, 1].any())
-        if not _are_same(rows[:, 0]):
-            named = [get_args(CheckRanks)[int(mode)] for mode in rows[:, 0]]
-            raise ClusterError(
-                f"The ranks have check_ranks set to {', '.join(named)}, by rank. Set the same "
-                "value on all ranks."
-            )
-        if not self._is_active:
-            return
         description = configuration.describe(self._model, {**self._options, **options})
         digest = _combined(sorted(description.items()))
-        if _are_same(self._strategy.group.gather([digest])):
+        rows = self._strategy.group.gather([digest, changes])
+        # If one worker has such a callback, all workers must take part in the all-gathers.
+        self._changes_before_calls = bool(rows[:, 1].any())
+        if _are_same(rows[:, 0]):
             return
         difference = configuration.first_difference(
             self._strategy.group.gather_objects(description)
@@ -146,14 +141,13 @@ class RankChecks(Observer):
         Raises:
             ClusterError: The variables differ.
         """
-        self.place = ""
+        self._epoch_name = ""
         if self._agreed_at != _BEGINNING:
             self._agreed_at = "the end of the previous training"
             self.compare_variables()
 
-    def begin_epoch(self, data: DataHandler) -> None:
-        if not self._is_active:
-            return
+    def begin_epoch(self, epoch: Epoch) -> None:
+        self._epoch_name = epoch.name
         self._layers = [
             (f"trainable of layer {number} ({type(layer).__name__})", layer)
             for number, layer in enumerate(keras_model.flatten_layers(self._model))
@@ -165,7 +159,7 @@ class RankChecks(Observer):
         self._may_have_changed = True
 
     def begin_call(self, step: int) -> None:
-        if not self._is_active or not (self._may_have_changed or self._changes_before_calls):
+        if not (self._may_have_changed or self._changes_before_calls):
             return
         self._step, self._may_have_changed = step, False
         if not _are_same(self._strategy.group.gather([self._take_hyperparameters()])):
@@ -176,12 +170,10 @@ class RankChecks(Observer):
         self._step = call.last_step + 1
 
     def columns(self, result: LoopResult) -> list[float]:
-        if not self._is_active:
-            return []
         values = self._take_digest() if self._is_due else 0.0
         seconds = 0.0 if self._is_due else self._seconds_since
         is_due_next = (
-            self._mode == "every-call" or self._is_requested or seconds * COST > self._cost
+            self._mode == "every-call" or self._is_requested or seconds * _COST > self._cost
         )
         return [self._take_hyperparameters(), values, is_due_next]
 
@@ -204,8 +196,6 @@ class RankChecks(Observer):
         Raises:
             ClusterError: The variables differ.
         """
-        if not self._is_active:
-            return
         if not _are_same(self._strategy.group.gather([self._take_digest()])):
             self._raise_other_variables()
         self._note_agreement()
@@ -215,16 +205,15 @@ class RankChecks(Observer):
 
         For checkpoints at times that rank 0 chooses by its clock.
         """
-        if not self._is_active or self._has_compared:
-            return True
-        self._is_requested = True
-        return False
+        self._is_requested |= not self._has_compared
+        return self._has_compared
 
     def interrupted(self) -> None:
         self.compare_variables()
 
     def _note_agreement(self) -> None:
-        self._agreed_at = f"step {self._step} of {self.place}" if self.place else _BEGINNING
+        at_step = f"step {self._step} of {self._epoch_name}"
+        self._agreed_at = at_step if self._epoch_name else _BEGINNING
         self._seconds_since, self._is_requested = 0.0, False
 
     # ---- what is compared ----
@@ -280,7 +269,7 @@ class RankChecks(Observer):
         first, other = (by_rank[i].get(name) for i in (0, rank))
         raise ClusterError(
             f"{name} is {first} on rank 0 and {other} on rank {rank} before step {self._step + 1} "
-            f"of {self.place}. {_FIX}"
+            f"of {self._epoch_name}. {_FIX}"
         )
 
     def _raise_other_variables(self) -> None:
@@ -288,7 +277,8 @@ class RankChecks(Observer):
         unequal = np.flatnonzero((rows != rows[0]).any(0))
         variable = self._variables()[unequal[0]]
         ranks = np.flatnonzero(rows[:, unequal[0]] != rows[0, unequal[0]]).tolist()
-        when = f"after step {self._step} of {self.place}" if self.place else f"at {_BEGINNING}"
+        at_step = f"after step {self._step} of {self._epoch_name}"
+        when = at_step if self._epoch_name else f"at {_BEGINNING}"
         raise ClusterError(
             f"{len(unequal)} of {rows.shape[1]} variables differ between ranks {when}. "
             f"The first one is {variable.path!r} on {agreement.names_of(ranks)}"
@@ -306,6 +296,45 @@ class RankChecks(Observer):
         )
         largest = max(float(np.max(np.abs(others[rank - 1] - first))) for rank in ranks)
         return f", by up to {largest:.3g}"
+
+
+class ReplicaChecks(Observer):
+    """Compares the variables of the replicas after calls of the inner loop.
+
+    After the first call, after the last one of a training, and otherwise as often as
+    takes at most 1% of the time.
+
+    Args:
+        run: What the observers share.
+        mode: `"every-call"` compares after each call.
+    """
+
+    def __init__(self, run: RunContext, mode: CheckRanks) -> None:
+        self._functions, self._mode = run.functions, mode
+        self._seconds, self._cost = 0.0, -1.0  # a negative cost makes the first comparison due
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        self._epoch = epoch
+
+    def end_call(self, call: Call) -> None:
+        self._seconds += call.seconds
+        ends = self._epoch.is_last and call.last_step + 1 == self._epoch.data.num_batches
+        if ends or self._mode == "every-call" or self._seconds * _COST > self._cost:
+            self._compare(call.last_step + 1)
+
+    def _compare(self, step: int) -> None:
+        began = time.perf_counter()
+        groups = self._functions.variables().values()
+        different = first_difference([v for g in groups for v in g if v.dtype != "string"])
+        self._seconds, self._cost = 0.0, time.perf_counter() - began
+        if different is not None:
+            raise UnsupportedModelError(
+                f"{different.variable.path!r} differs between replicas of this process after step "
+                f"{step} of {self._epoch.name}, by up to {different.largest:.3g} on "
+                f"{different.device}. Code of the model or of its optimizer updates it differently "
+                "on each replica: it must not depend on Python state, devices, or random numbers "
+                "of its own."
+            )
 
 
 def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:

@@ -10,38 +10,112 @@ Nothing of this changes the training.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.console import tables
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
-from tfdist.loops import first_rows
 from tfdist.loops.data_handler import DataHandler
-from tfdist.loops.functions import CompiledFunctions, Loop
+from tfdist.loops.functions import Loop, Steps
+from tfdist.loops.observers import RunContext
+from tfdist.loops.outputs import concatenated
 from tfdist.loops.program_state import ProgramState, is_users, user_code
-from tfdist.loops.step_values import (
-    Difference,
-    Value,
-    Values,
-    differences,
-    differing_copies,
-    distance,
-    logs_of,
-    outputs_of,
-)
 from tfdist.model_setup.build import root_cause
+from tfdist.patches.batch_norm import layers_of
+from tfdist.replica.replica import StepOptions
+from tfdist.step.state import flat
 from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
+from tfdist.strategies.mirrored_variables import first_difference
 from tfdist.upstream import keras_model, keras_optimizers, keras_training
+from tfdist.upstream.keras_model import drawing_layers
 from tfdist.upstream.keras_variables import plain_variables
+
+#: A difference may be so many times as large as the changes that rounding errors cause.
+_TIMES_ROUNDING = 16
+#: Logs that Keras does not have.
+_EXTRA_LOGS = {"loss_scale", "skipped_steps"}
+
+
+class Value(NamedTuple):
+    """A value after a step, and before it, by which a change is measured."""
+
+    new: np.ndarray
+    old: np.ndarray | float = 0.0
+
+
+#: What steps have computed, by names that tell the step.
+Values = dict[str, Value]
+
+
+class Difference(NamedTuple):
+    """The first value that differs from plain Keras.
+
+    Attributes:
+        name: Name of the value.
+        size: Largest absolute difference.
+        changed: What plain Keras changed it by, or its value if it is a log or an output.
+        rounding: The largest difference that rounding explains.
+    """
+
+    name: str
+    size: float
+    changed: float
+    rounding: float
+
+
+def differences(
+    result: Values, plain: Values, epsilon: float, spread: Mapping[str, float] | None = None
+) -> list[Difference]:
+    """Returns the values that differ by more than rounding, in the order of computation.
+
+    Args:
+        result: The values to check.
+        plain: The right ones.
+        epsilon: The rounding error of the number format.
+        spread: By how much rounding errors in the weights change the right ones, by name.
+    """
+    relative = min(800 * epsilon, epsilon**0.5)
+    differing = []
+    for name, (expected, old) in plain.items():
+        new = result[name].new if name in result else np.array(np.nan)
+        if not np.issubdtype(expected.dtype, np.number):
+            if not np.array_equal(new, expected):
+                differing.append(Difference(name, np.inf, 0.0, 0.0))
+            continue
+        changed = distance(expected, np.asarray(old))
+        rounding = 8 * epsilon * _largest(expected) + relative * changed
+        rounding = max(rounding, _TIMES_ROUNDING * (spread or {}).get(name, 0.0))
+        if not (size := distance(new, expected)) <= rounding:
+            differing.append(Difference(name, size, changed, rounding))
+    for name in sorted(result.keys() - plain.keys()):
+        if not any(f"'{log}'" in name for log in _EXTRA_LOGS):
+            differing.append(Difference(name, _largest(result[name].new), 0.0, 0.0))
+    return differing
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.max(np.abs(np.nan_to_num(np.asarray(array, np.float64))), initial=0.0))
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns the largest absolute difference; infinite for other shapes or NaN in one of them."""
+    if np.shape(one) != np.shape(other) and np.shape(other) != ():
+        return np.inf
+    a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return float(np.nan_to_num(np.max(np.where(same, 0.0, np.abs(a - b)), initial=0.0), nan=np.inf))
+
 
 #: When to verify: never, at the first use of each loop with one step, or with so many steps. None:
 #: as `"first"` if the model contains code that is not Keras's, and verifying it is cheap.
@@ -60,31 +134,23 @@ class SelfCheck:
     """Verifies the steps of a trainer, each loop at its first use.
 
     Args:
-        model: The model.
-        strategy: Runs the replicas.
-        functions: The model's compiled functions.
+        run: What the loops share.
         microbatches: Micro-batches of each replica.
-        inexact: Returns why training does not match one device by design, by name.
+        exactness: Knows why training does not match one device by design.
         mode: When to verify.
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        strategy: Strategy,
-        functions: CompiledFunctions,
-        microbatches: int,
-        inexact: Callable[[], Mapping[str, str]],
-        mode: Verify = None,
+        self, run: RunContext, microbatches: int, exactness: ExactnessReport, mode: Verify = None
     ) -> None:
-        self._model, self._strategy, self._functions = model, strategy, functions
-        self._num_parts = strategy.num_replicas * microbatches
-        self._inexact = inexact
+        self._model, self._strategy, self._functions = run.model, run.strategy, run.functions
+        self._num_parts = run.strategy.num_replicas * microbatches
+        self._inexact = exactness.reasons
         self.mode: Verify = checked_mode(os.environ.get(VARIABLE) or None) if mode is None else mode
         self._verified: dict[Loop, Any] = {}
         self.status = "no" if self.mode == "off" else "at the first step"
 
-    def at_first_use(self, loop: Loop, data: DataHandler, run: Any) -> str | None:
+    def at_first_use(self, loop: Loop, data: DataHandler, run: Steps) -> str | None:
         """Verifies a loop if it is due, and returns a line about it.
 
         All workers must call it.
@@ -105,7 +171,7 @@ class SelfCheck:
         if self.mode is None and not user_code(self._model):
             self.status = "not necessary: all code is Keras's"
             return None
-        reason = self._reason_against(loop, data)
+        reason = self._reason_against(loop, data, run)
         if reason is None and self.mode is None and self._num_bytes() > _MAX_BYTES:
             reason = f"its state has more than {_MAX_BYTES >> 20} MB"
         if reason is not None:
@@ -115,18 +181,18 @@ class SelfCheck:
         self.status = self.verify(loop, data, run, steps)
         return self.status
 
-    def verify(self, loop: Loop, data: DataHandler, run: Any, num_steps: int) -> str:
+    def verify(self, loop: Loop, data: DataHandler, run: Steps, num_steps: int) -> str:
         """Compares steps with plain Keras. Arguments and errors are as in `at_first_use`.
 
         Returns:
             A line with the result and the time that it took.
         """
-        if (reason := self._reason_against(loop, data)) is not None:
+        if (reason := self._reason_against(loop, data, run)) is not None:
             return f"not verified: {reason}"
         began, tables = time.perf_counter(), self._functions.variables()
         variables = [v for group in tables.values() for v in group]
         state = ProgramState(self._model, [*variables, *self._waiting(), *self._rates()])
-        parts, plain = self._plain_on_few_rows(loop, data, num_steps, state)
+        parts, plain = self._plain_on_few_rows(loop, data, run, num_steps, state)
         if isinstance(plain, str):
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"
         middle = time.perf_counter()
@@ -160,12 +226,12 @@ class SelfCheck:
 
     # ---- whether ----
 
-    def _reason_against(self, loop: Loop, data: DataHandler) -> str | None:
+    def _reason_against(self, loop: Loop, data: DataHandler, run: Steps) -> str | None:
         """Returns why a loop cannot be compared with one device, the same on all workers."""
         if data.own_rows and self._strategy.group.size > 1:
             return "every worker reads its own rows"
         reasons = dict(self._strategy.inexact)
-        if loop == "train" and not data.full_batches:
+        if loop == "train" and not run.needs_full_batch:
             reasons |= self._inexact()
             if "BatchNorm" in reasons and not keras_model.drawing_layers(self._model):
                 del reasons["BatchNorm"]  # see `few_rows`
@@ -194,7 +260,7 @@ class SelfCheck:
     # ---- the two computations ----
 
     def _plain_on_few_rows(
-        self, loop: Loop, data: DataHandler, num_steps: int, state: ProgramState
+        self, loop: Loop, data: DataHandler, run: Steps, num_steps: int, state: ProgramState
     ) -> tuple[list[Any], Values | str]:
         """Computes steps with plain Keras, on the full batch if a few rows are not enough.
 
@@ -202,8 +268,8 @@ class SelfCheck:
             The batches, and what Keras computed, or why it could not.
         """
         plain: Values | str = ""
-        alike = loop == "train" and not data.full_batches and "BatchNorm" in self._inexact()
-        few = first_rows.few_rows(data, self._num_parts, num_steps, alike)
+        alike = loop == "train" and not run.needs_full_batch and "BatchNorm" in self._inexact()
+        few = few_rows(data, self._num_parts, num_steps, alike)
         for parts in (few, [data.first_batch()] * num_steps):
             try:
                 plain = self._plain(loop, parts, state)
@@ -243,7 +309,7 @@ class SelfCheck:
         self,
         loop: Loop,
         data: DataHandler,
-        run: Any,
+        run: Steps,
         parts: Sequence[Any],
         plain: Values,
         state: ProgramState,
@@ -253,7 +319,7 @@ class SelfCheck:
         Otherwise, rounding errors of a step could be larger in the next one.
         """
         values, is_traced = Values(), not self._model.run_eagerly
-        iterator = first_rows.iterator(parts, data, self._strategy)
+        iterator = batches_like(data, parts, self._strategy, run.needs_full_batch)
         with self._functions.trial_steps():
             self._reset_metrics()
             for step in range(len(parts)):
@@ -263,12 +329,16 @@ class SelfCheck:
                 before = self._state_values()
                 _, outputs = run(iterator, 1)
                 if loop == "predict":
-                    outputs = [keras.tree.flatten(piece) for piece in outputs]
-                    outputs = [_concatenated(leaves) for leaves in zip(*outputs, strict=True)]
+                    outputs = concatenated(outputs)
                 else:
                     outputs = self._functions.epoch_logs(outputs, loop)
-                if loop == "train":  # the others synchronize the replicas when they begin
-                    values |= differing_copies(f"step {step + 1}", self._compared_variables())
+                # The other loops synchronize the replicas when they begin.
+                variables = self._named_variables().values() if loop == "train" else ()
+                if (copy := first_difference([*variables])) is not None:
+                    name = (
+                        f"the copy of {copy.variable.path} on {copy.device} after step {step + 1}"
+                    )
+                    values[name] = Value(np.array(copy.largest))
                 values |= self._after(loop, step, before, outputs)
                 for name, variable in self._named_variables().items():
                     if (name := f"{name} after step {step + 1}") in plain:
@@ -303,8 +373,12 @@ class SelfCheck:
     def _after(self, loop: Loop, step: int, before: Values, outputs: Any) -> Values:
         """Returns the values after a step."""
         place = f"step {step + 1}"
-        named = logs_of(outputs) if loop != "predict" else outputs_of(outputs)
-        values = {f"{name!r} of {place}": Value(new) for name, new in named.items()}
+        if loop == "predict":  # numbered; ragged and sparse ones by their values
+            leaves = tf.nest.flatten(keras.tree.flatten(outputs), expand_composites=True)
+            named: dict[str, Any] = {f"output {i}": leaf for i, leaf in enumerate(leaves)}
+        else:
+            named = flat(outputs)
+        values = {f"{n!r} of {place}": Value(np.asarray(new)) for n, new in sorted(named.items())}
         for name, value in self._state_values().items():
             values[f"{name} after {place}"] = Value(value.new, before[name].new)
         return values
@@ -314,10 +388,6 @@ class SelfCheck:
         for number, rate in enumerate(self._rates() if loop == "train" else ()):
             rate.assign(rate.value * (0.9 if number else 0.5))
 
-    def _compared_variables(self) -> dict[str, list[keras.Variable]]:
-        groups = self._functions.variables()
-        return {n: v for n, v in groups.items() if n not in ("metrics", "steps", "loss scale")}
-
     def _state_values(self) -> Values:
         variables = self._named_variables()
         return {name: Value(np.array(variable.value)) for name, variable in variables.items()}
@@ -326,10 +396,12 @@ class SelfCheck:
         """Returns the variables that the model and its optimizers have, by names for messages."""
         return {
             f"{owner} variable {number} ({variable.path})": variable
-            for owner, variables in self._compared_variables().items()
+            for owner, variables in self._functions.variables().items()
             for number, variable in enumerate(variables)
+            if owner not in ("metrics", "steps", "loss scale")
             # Replicas accumulate gradients themselves.
-            if not variable.name.endswith("gradient_accumulator") and variable.dtype != "string"
+            and not variable.name.endswith("gradient_accumulator")
+            and variable.dtype != "string"
         }
 
     def _reset_metrics(self) -> None:
@@ -413,9 +485,113 @@ def checked_mode(value: Any) -> Verify:
     raise ConfigurationError(f"verify={value!r}: expected 'off', 'first', or a number of steps.")
 
 
-def _concatenated(leaves: Sequence[Any]) -> Any:
-    """Returns the outputs of replicas, joined along the rows as `predict` does."""
-    if len(leaves) == 1 or not getattr(leaves[0], "shape", ()):
-        return leaves[0]
-    filled = [leaf for leaf in leaves if leaf.shape[0] != 0] or [leaves[0]]
-    return filled[0] if len(filled) == 1 else tf.concat(filled, 0)
+def few_rows(data: DataHandler, num_parts: int, num_steps: int, alike: bool) -> list[Any]:
+    """Returns small batches of the first batch, which stays as it is if its size is fixed.
+
+    Args:
+        data: The data.
+        num_parts: Replicas times micro-batches. Their rows are uneven if possible.
+        num_steps: Number of batches.
+        alike: Whether each part gets the same rows. Then the moments of BatchNorm per replica are
+            those of all rows.
+    """
+    batch = data.first_batch()
+    total = int(batches.num_rows(batch))
+    if alike:
+        rows = batches.take(batch, 0, min(total, 3))
+        return [tf.nest.map_structure(lambda t: _repeated(t, num_parts), rows)] * num_steps
+    specs = [s for s in tf.nest.flatten(data.element_spec) if s is not None and s.shape.rank]
+    if any(spec.shape[0] is not None for spec in specs):
+        return [batch] * num_steps
+    # All of one size: eagerly, Keras weights the losses of several outputs by rows, which it does
+    # not do in a graph.
+    few = min(total, 2 * num_parts + 1)
+    starts = [step * few % (total - few + 1) for step in range(num_steps)]
+    return [batches.take(batch, start, start + few) for start in starts]
+
+
+def batches_like(
+    data: DataHandler, parts: Sequence[Any], strategy: Strategy, needs_full_batch: bool
+) -> Iterator[Any]:
+    """Returns an iterator over batches like those of an epoch, so that no step is traced again."""
+    specs = tf.nest.flatten(data.element_spec)
+
+    def relaxed(*leaves: Any) -> Any:
+        loose = map(_with_shape_of, tf.nest.flatten(leaves), specs)
+        return tf.nest.pack_sequence_as(parts[0], list(loose))
+
+    one_by_one = [tf.data.Dataset.from_tensors(part).map(relaxed) for part in parts]
+    dataset = functools.reduce(tf.data.Dataset.concatenate, one_by_one)
+    check, own_rows = data.check_data, data.own_rows
+    return iter(strategy.feed.distribute(dataset, own_rows, needs_full_batch, check_data=check))
+
+
+def _with_shape_of(leaf: Any, spec: Any) -> Any:
+    if spec is None or not isinstance(leaf, tf.Tensor):
+        return leaf
+    shape = spec.shape
+    if leaf.shape != shape and shape.rank:
+        shape = tf.TensorShape([None, *shape[1:]])
+    return tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=shape)
+
+
+def _repeated(leaf: Any, times: int) -> Any:
+    if not batches.has_rows(leaf):
+        return leaf
+    if isinstance(leaf, tf.SparseTensor):
+        return tf.sparse.concat(0, [leaf] * times)
+    return tf.concat([leaf] * times, 0)
+
+
+class ExactnessReport:
+    """Reports, once, why a trainer's results will not match single-device training.
+
+    Args:
+        model: The trained model.
+        strategy: Runs the replicas.
+        options: The options of the trainer's steps.
+        is_rebuilt: Whether the model was rebuilt from one that the user passed.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: Strategy, options: StepOptions, is_rebuilt: bool
+    ) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
+        self._is_rebuilt = is_rebuilt
+        self._is_reported = False
+
+    def reported(self) -> str:
+        """Returns the report for a table; `print_once` then prints nothing."""
+        self._is_reported = True
+        return self._text() or "nothing"
+
+    def print_once(self, needs_full_batch: bool) -> None:
+        """Prints the report on the chief, unless it was reported before.
+
+        Args:
+            needs_full_batch: Whether the step gets full batches, which are exact.
+        """
+        if self._is_reported or not self._strategy.group.is_chief:
+            return
+        self._is_reported = True
+        if self._is_rebuilt:
+            tables.text(
+                "The trainer trains trainer.model. The model that you passed is not changed."
+            )
+        if not needs_full_batch and (text := self._text()):
+            tables.text(f"not exact: {text}")
+
+    def reasons(self) -> dict[str, str]:
+        """Returns why training will not match one device, by option or layer."""
+        reasons, options = dict(self._strategy.inexact), self._options
+        if self._strategy.num_replicas * options.accumulate > 1:
+            layers = layers_of(self._model)
+            if not all(options.sync_batch_norm or layer.synchronized for layer in layers):
+                use = "sync_batch_norm" + (" without accumulate" if options.accumulate > 1 else "")
+                reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
+            if options.replica_random and drawing_layers(self._model):
+                reasons["random layers"] = "each replica uses different random numbers"
+        return reasons
+
+    def _text(self) -> str:
+        return "; ".join(f"{name}: {why}" for name, why in self.reasons().items())

@@ -18,8 +18,7 @@ from tfdist.checkpoint.own_shards import OwnShards
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import Place
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers, ValidationData
-from tfdist.loops.functions import CompiledFunctions
-from tfdist.strategies.base import Strategy
+from tfdist.loops.observers import RunContext
 
 
 @dataclass
@@ -52,27 +51,21 @@ class TrainingState:
     """Captures and restores the state of one `fit`.
 
     Args:
-        model: The model.
-        strategy: The strategy, which gathers the state of all workers.
-        functions: The model's compiled functions, which know the variables that steps change.
+        run: What the loops share: the variables that steps change.
+        callbacks: The callbacks of this worker.
         handlers: The training data.
         validation: The validation data; None if there is none, or it is not resumed.
-
-    Attributes:
-        callbacks: The callbacks of this worker.
     """
 
     def __init__(
         self,
-        model: keras.Model,
-        strategy: Strategy,
-        functions: CompiledFunctions,
+        run: RunContext,
+        callbacks: Sequence[keras.callbacks.Callback],
         handlers: EpochDataHandlers,
         validation: ValidationData | None,
     ) -> None:
-        self._model, self._strategy, self._functions = model, strategy, functions
-        self._handlers, self._validation = handlers, validation
-        self.callbacks: Sequence[keras.callbacks.Callback] = ()
+        self._model, self._strategy, self._functions = run.model, run.strategy, run.functions
+        self._callbacks, self._handlers, self._validation = callbacks, handlers, validation
 
     @functools.cached_property
     def _architecture(self) -> str | None:
@@ -111,7 +104,7 @@ class TrainingState:
         current = self._handlers.of_epoch(progress.epoch)
         snapshot.state = {
             "progress": asdict(progress),
-            "callbacks": callback_state.states(self.callbacks),
+            "callbacks": callback_state.states(self._callbacks),
             "data": [h.state(progress.step if h is current else 0) for h in self._all_handlers()],
             "waiting gradients": waiting,
             export.MODEL: self._architecture,
@@ -137,11 +130,11 @@ class TrainingState:
 
     def before_training(self, saved: Snapshot) -> None:
         """Makes callbacks that write files append to them."""
-        callback_state.before_training(self.callbacks, saved.state["callbacks"])
+        callback_state.before_training(self._callbacks, saved.state["callbacks"])
 
     def restore_callbacks(self, saved: Snapshot) -> None:
         """Restores the attributes of callbacks."""
-        callback_state.restore(self.callbacks, saved.state["callbacks"])
+        callback_state.restore(self._callbacks, saved.state["callbacks"])
 
     def restore_data(self, states: Sequence[dict[str, Any]]) -> None:
         """Makes the next epoch start at the resume position of the data.

@@ -19,7 +19,7 @@ from tfdist.patches import batch_norm
 from tfdist.patches.random import draws_of_one_device
 from tfdist.patches.remat import layers_rematerialized
 from tfdist.patches.sizes_on_host import has_gpus
-from tfdist.replica.options import StepOptions
+from tfdist.replica.replica import StepOptions
 from tfdist.replica.scope import layer_inputs_noted
 from tfdist.upstream.keras_gradients import gradients_in_closed_form
 from tfdist.upstream.keras_losses import losses_of_one_device

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
+from tfdist.replica.scope import ReplicaScope
 from tfdist.upstream.keras_layers import call_context
 from tfdist.upstream.keras_model import logits_of, mask_of, set_logits, set_mask, stateless_scope
 
@@ -192,7 +193,7 @@ class _CallResults(NamedTuple):
         return _CallResults(outputs, list(left), self.updates)
 
 
-class _CallScope(keras.StatelessScope):
+class _CallScope(ReplicaScope):
     """Keeps the assignments of one call aside; gathers sharded variables in the outer scope.
 
     Args:
@@ -203,14 +204,6 @@ class _CallScope(keras.StatelessScope):
     def __init__(self, values: _Values, outer: keras.StatelessScope) -> None:
         super().__init__(collect_losses=outer.collect_losses, initialize_variables=False)
         self.state_mapping, self._outer = values, outer
-        self.updates: dict[int, tuple[keras.Variable, Any]] = {}
-
-    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        variable, value = update
-        if not variable.trainable:  # as in `Scope`
-            value = tf.stop_gradient(value)
-        super().add_update((variable, value))
-        self.updates[id(variable)] = (variable, dict.get(self.state_mapping, id(variable)))
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = super().get_current_value(variable)
@@ -238,7 +231,8 @@ def _called(
     """
     with _CallScope(values, outer) as scope:
         outputs = function(*args, **options)
-    return _CallResults(outputs, list(scope.losses), list(scope.updates.values()))
+    updates = [(v, dict.get(values, key)) for key, v in scope.updated.items()]
+    return _CallResults(outputs, list(scope.losses), updates)
 
 
 def _is_float(leaf: Any) -> bool:

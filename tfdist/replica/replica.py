@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.precision import LossScale
 from tfdist.strategies import batches
 from tfdist.strategies.batches import has_rows
 
@@ -58,8 +59,6 @@ class Replica:
         in_xla: Whether this is traced into an XLA cluster, in which nothing can be exchanged.
         first_row: Position of its first row in the global batch, int64 scalar; selects its rows of
             a random draw.
-        weight: The weight of the gradients that are being computed, if they are weighted only
-            afterwards; None if the loss is already a part of the global batch's.
     """
 
     index: int | tf.Tensor
@@ -72,7 +71,7 @@ class Replica:
     totals: Totals = field(default_factory=Totals)
     in_xla: bool = False
     first_row: tf.Tensor | int = 0
-    weight: tf.Tensor | None = None
+    _weight: tf.Tensor | None = field(default=None, init=False)
 
     @property
     def num_microbatches(self) -> int:
@@ -129,6 +128,17 @@ class Replica:
         yield
         _local.replica = self
 
+    @contextmanager
+    def weighted_afterwards(self, weight: tf.Tensor) -> Iterator[None]:
+        """Returns a context for gradients of a loss that is not yet a part of the global batch's.
+
+        Args:
+            weight: By which the gradients are multiplied later.
+        """
+        self._weight = weight
+        yield
+        self._weight = None
+
     def sum(self, terms: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums scalars over the global batch; no gradient flows through them."""
         terms = [tf.stop_gradient(term) for term in terms]
@@ -147,9 +157,9 @@ class Replica:
             return tensors
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            if self.weight is None:
+            if self._weight is None:
                 return self._exchange(list(upstream))
-            weights = [tf.cast(self.weight, gradient.dtype) for gradient in upstream]
+            weights = [tf.cast(self._weight, gradient.dtype) for gradient in upstream]
             weighted = [self.if_counted(g * w) for g, w in zip(upstream, weights, strict=True)]
             sums = self._exchange(weighted)
             return [tf.math.divide_no_nan(g, w) for g, w in zip(sums, weights, strict=True)]
@@ -242,3 +252,24 @@ def _with_own_gradient(sums: list[tf.Tensor]) -> list[tf.Tensor]:
     walk the whole graph of the other replicas, once for each layer with an all-reduce.
     """
     return [tf.stop_gradient(total) for total in sums]
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """The arguments of a `Trainer` that say how its steps compute.
+
+    Attributes:
+        accumulate: Number of rounds in which a training step computes its batch.
+        sync_batch_norm: Whether BatchNorm uses the moments of the global batch in training.
+        precision: Name of the dtype policy to build the model with; None for Keras's global one.
+        loss_scale: How the loss scale changes; None for the optimizer's own rule.
+        remat: The layers to rematerialize, as in `Trainer(remat=...)`.
+        replica_random: Whether each replica draws its own random numbers.
+    """
+
+    accumulate: int = 1
+    sync_batch_norm: bool = False
+    precision: str | None = None
+    loss_scale: LossScale | None = None
+    remat: str = "none"
+    replica_random: bool = False

@@ -18,8 +18,49 @@ from tfdist.upstream.keras_variables import is_joined_to_read, source_of
 from tfdist.upstream.tensorflow_graphs import current_graph
 
 
-class Scope(keras.StatelessScope):
-    """A `keras.StatelessScope` for one replica, in which sharded variables are read whole.
+class ReplicaScope(keras.StatelessScope):
+    """A `keras.StatelessScope` for one replica, which knows what was assigned to.
+
+    Args:
+        *args: Passed on.
+        **options: Passed on.
+
+    Attributes:
+        updated: All variables that were assigned to, by id, in the order of their first update.
+    """
+
+    #: The error about an assignment in a branch or a loop of the graph.
+    in_branch = (
+        "{} is assigned in a branch or a loop of the graph (ops.cond, ops.while_loop, ops.scan), "
+        "as a seed is by a draw. Assign it before or after, and draw seeds before "
+        "(seed_generator.next())."
+    )
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.updated: dict[int, keras.Variable] = {}
+        self._graph = current_graph()
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keeps the new value of a variable in this scope.
+
+        As for a variable of TensorFlow, no gradient flows through the assignment.
+
+        Raises:
+            UnsupportedModelError: A branch or loop of the graph assigns the value, which is not
+                known or does not hold outside.
+        """
+        variable, value = update
+        if self._graph not in (None, current_graph()):
+            raise UnsupportedModelError(self.in_branch.format(repr(variable.path)))
+        if keras.backend.is_float_dtype(variable.dtype):
+            value = tf.stop_gradient(value)
+        self.updated[id(variable)] = variable
+        super().add_update((variable, value))
+
+
+class Scope(ReplicaScope):
+    """The scope of a forward pass, in which sharded variables are read whole.
 
     Args:
         *args: Passed on.
@@ -27,7 +68,6 @@ class Scope(keras.StatelessScope):
         **options: Passed on.
 
     Attributes:
-        updated: All variables that were assigned to, by id, in the order of their first update.
         sums: Ids of metrics' variables, which start at zero and are summed over the replicas.
         alike: For variables that every replica updates from the full batch, by id: whether it has
             updated them from its rows before.
@@ -36,11 +76,9 @@ class Scope(keras.StatelessScope):
     def __init__(self, *args: Any, bucket_bytes: int | str | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         self._bucket_bytes = bucket_bytes
-        self.updated: dict[int, keras.Variable] = {}
         self.sums: frozenset[int] = frozenset()
         self.alike: dict[int, bool] = {}
         self._tape: tf.GradientTape | None = None
-        self._graph = current_graph()
 
     @functools.cached_property
     def gather(self) -> ParameterGather:
@@ -93,27 +131,11 @@ class Scope(keras.StatelessScope):
         return self.gather.whole(variable) if is_joined_to_read(variable) else None
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keeps the new value of a variable in this scope.
-
-        As for a variable of TensorFlow, no gradient flows through the assignment.
-
-        Raises:
-            UnsupportedModelError: A branch or loop of the graph assigns the value, which is not
-                known or does not hold outside.
-        """
-        variable, value = update
-        if self._graph not in (None, current_graph()):
-            raise UnsupportedModelError(
-                f"{variable.path!r} is assigned in a branch or a loop of the graph (ops.cond, "
-                "ops.while_loop, ops.scan), as a seed is by a draw. Assign it before or after, and "
-                "draw seeds before (seed_generator.next())."
-            )
-        if keras.backend.is_float_dtype(variable.dtype):
-            value = tf.stop_gradient(value)
-            if self._tape is not None and variable.trainable:
-                self._tape.watch(value)
-        self.updated[id(variable)] = variable
-        super().add_update((variable, value))
+        super().add_update(update)
+        variable, value = update[0], self.assigned(update[0])
+        is_float = keras.backend.is_float_dtype(variable.dtype)
+        if self._tape is not None and variable.trainable and is_float:
+            self._tape.watch(value)
 
     def note_alike(self, before: dict[int, Any], is_first: tf.Tensor) -> None:
         """Notes the updates that a loss of the full batch has made, the same on every replica.

@@ -81,6 +81,11 @@ class RowAnalysis:
         """Sets the class of a tensor, before the classes of tensors that depend on it."""
         self._known[tensor.ref()] = value
 
+    def unknown_operations(self) -> str:
+        """Returns the operations that could not be classified, as a predicate."""
+        names = " and ".join(dict.fromkeys(self.unknown))
+        return f"uses operations that the row analysis cannot follow ({names})"
+
     def _of_op(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
         if (found := of_row(values)) is not None:
             return [found] * len(op.outputs)

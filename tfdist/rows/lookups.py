@@ -2,7 +2,7 @@
 
 One device has a slice for each lookup, even of the same row, and most optimizers distinguish
 several slices of a row from their sum. Which of the three kinds of `LookupKind` an embedding has
-follows from the static analysis (`row_analysis.py`) of the indices of its slices.
+follows from the static analysis (`analysis.py`) of the indices of its slices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.rows.analysis import RowAnalysis
 from tfdist.rows.dependence import Kind
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
-from tfdist.rows.reductions import unknown_operations
 from tfdist.rows.traced import TracedForward
 from tfdist.upstream.keras_losses import total_loss
 from tfdist.upstream.keras_model import call_model, logits_of, overrides
@@ -203,7 +202,7 @@ def _indices(
 
 def _reason(table: keras.Variable, analysis: RowAnalysis | None = None) -> str:
     if analysis is not None and analysis.unknown:
-        return f"what is looked up in {table.path!r} {unknown_operations(analysis)}"
+        return f"what is looked up in {table.path!r} {analysis.unknown_operations()}"
     return f"some lookups in {table.path!r} depend on the rows of the batch and others do not"
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError, first_line
 from tfdist.patches import batch_norm
 from tfdist.patches.rematerialized import lifted
-from tfdist.replica.python_state import python_state_kept
 from tfdist.replica.scope import Scope
 from tfdist.rows.analysis import RowAnalysis
 from tfdist.rows.dependence import (
@@ -31,6 +30,7 @@ from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import call_model, flatten_layers, metrics_variables_of
 from tfdist.upstream.patching import replaced
+from tfdist.upstream.random_states import RandomStates, draw_other_operation_seeds
 from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
@@ -55,7 +55,7 @@ class TracedForward:
             stand in for sparse ones.
         training: As in `Model.call`.
         compute: Called with the batch's tensors in place of the model's call.
-        known: Tensors of the graph with their classes, which `compute` may append.
+        same: Tensors of the graph that are the same on all replicas, which `compute` may append.
 
     Attributes:
         training: As in `Model.call`.
@@ -76,7 +76,7 @@ class TracedForward:
         batch: Any,
         training: bool,
         compute: Callable[[Any], Any] | None = None,
-        known: Sequence[tuple[tf.Tensor, Dependence]] = (),
+        same: Sequence[tf.Tensor] = (),
     ) -> None:
         self.training = training
         flat = tf.nest.flatten(batch)
@@ -117,7 +117,8 @@ class TracedForward:
         free_with(self._function, [graph])
         self.operations = kinds_of(graph)
         kinds = [rows() if has else FREE for has in self._has_rows]
-        self.analysis = RowAnalysis([*zip(self._inputs, kinds, strict=True), *known])
+        given = zip([*self._inputs, *same], [*kinds, *[FREE] * len(same)], strict=True)
+        self.analysis = RowAnalysis(given)
         for call in self.calls:
             self._know_outputs(call)
 
@@ -257,3 +258,36 @@ def _tensors(structure: Any) -> list[tf.Tensor]:
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     parts = tf.nest.flatten(leaves, expand_composites=True)
     return [tf.convert_to_tensor(part) for part in parts]  # some are variables
+
+
+@contextmanager
+def python_state_kept(model: keras.Model) -> Iterator[None]:
+    """Restores global random states, and numbers among the attributes of layers, after the block.
+
+    Lists, files, and whatever else the code changes stay changed. If the block creates weights,
+    the state of Python's `random` stays as it is, because Keras draws the seeds of initializers
+    from it, once.
+
+    Args:
+        model: The model whose code runs.
+    """
+    states, numbers, num_weights = RandomStates.current(), _numbers(model), len(model.variables)
+    draw_other_operation_seeds()
+    try:
+        yield
+    finally:
+        states.restore(python=len(model.variables) == num_weights)
+        for layer, name, value in numbers:
+            if type(vars(layer).get(name)) is type(value):
+                vars(layer)[name] = value
+
+
+def _numbers(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Any]]:
+    """Returns the attributes of the user's layers that are numbers."""
+    return [
+        (layer, name, value)
+        for layer in flatten_layers(model)
+        if not type(layer).__module__.startswith("keras.")
+        for name, value in vars(layer).items()
+        if type(value) in (int, float) and not name.startswith("_")
+    ]

@@ -22,7 +22,7 @@ import tensorflow as tf
 from tfdist import cluster, strategies
 from tfdist.console import tracebacks
 from tfdist.errors import ConfigurationError, UnsupportedModelError, first_line
-from tfdist.loops import model_files, model_overrides
+from tfdist.loops import model_methods
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.epoch import check_same_batches
 from tfdist.script import Options, tf_distribute
@@ -133,7 +133,7 @@ class ScriptTrainer(Trainer):
         return self.predict(x, batch_size=_num_rows(x), verbose=0)
 
     def _one_batch(self, x: Any, training: bool, as_dict: bool, options: dict[str, Any]) -> Any:
-        functions = self._outer.functions
+        functions = self._run.functions
         data = DataHandler(
             self.strategy,
             x,
@@ -146,7 +146,7 @@ class ScriptTrainer(Trainer):
         steps = (functions.train if training else functions.evaluate)(data, True)
         self.model.reset_metrics()
         functions.sync_copies()
-        result, logs = steps(data.begin_epoch(), 1)
+        result, logs = steps(data.begin_epoch(0, steps.needs_full_batch), 1)
         check_same_batches(self.strategy.group.gather([result.checksum])[:, 0], 1)
         return logs if as_dict else keras_training.in_order_of_metrics(self.model, logs)
 
@@ -315,7 +315,7 @@ class Runner:
             with keras_model.without_default_xla(model, trainer.strategy.num_replicas > 1):
                 if name == "fit":
                     self._begin_fit(trainer)
-                model_overrides.note_override(trainer, name)
+                model_methods.note_override(trainer, name)
                 result = getattr(trainer, name)(*args, **options)
             trainer.give_to_originals()
             return result
@@ -353,7 +353,7 @@ class Runner:
                 remat=options.remat,
                 verify=options.verify,
             )
-            model_files.write_on_all(model)  # the runner's own methods write on the chief
+            model_methods.write_on_all(model)  # the runner's own methods write on the chief
             replace(model, _TRAINER, trainer)
             self._models.add(model)
             self._num_trainers += 1
@@ -374,7 +374,7 @@ class Runner:
         checkpoints = self._options.checkpoints
         if checkpoints is None:
             return
-        trainer.checkpoints, trainer._num_fits = checkpoints, self._num_fits
+        trainer.checkpoints, trainer.last_fit.number = checkpoints, self._num_fits
         self._num_fits += 1
         if not cluster.is_chief():
             return

@@ -39,12 +39,15 @@ class ReplicaOutputs(NamedTuple):
         metrics: Changes of the metrics' state.
         indices: The rows of embeddings that all replicas look up alike, by place, in as many
             pieces as the gradients.
+        packed: Of a shared trace: all that is to be summed over the replicas, concatenated to few
+            tensors. Then the rest has only what is the same on every replica.
     """
 
     gradients: dict[int, Any]
     state: Changes
     metrics: Changes
     indices: dict[int, Any] = {}  # noqa: RUF012 - never modified
+    packed: list[tf.Tensor] = []  # noqa: RUF012 - never modified
 
     def summable(self) -> ReplicaOutputs:
         """Returns the part to sum over replicas, without what is the same on every replica."""
@@ -110,9 +113,7 @@ def forward(
     """Returns what a replica adds to loss and metrics, without gradients."""
     with state.scope(replica) as scope, replica:
         batch, y_pred = _call_model(model, state, replica, share, scope, training=False)
-        loss = replica_loss(
-            model, replica, batch, y_pred, scope.losses, state.reductions, training=False
-        )
+        loss = replica_loss(model, replica, batch, y_pred, scope.losses, state.rows, training=False)
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     return ReplicaOutputs({}, *state.changes(scope, replica))
 
@@ -131,7 +132,7 @@ def forward_backward(
         with scope.recorded() as tape:
             batch, y_pred = _call_model(model, state, replica, share, scope, training=True)
             loss = replica_loss(
-                model, replica, batch, y_pred, scope.losses, state.reductions, training=True
+                model, replica, batch, y_pred, scope.losses, state.rows, training=True
             )
             scaled = scaling.scale(loss)
         gradients = scope.gradients(functools.partial(strategy.gradients, tape, scaled), trainable)
@@ -144,7 +145,7 @@ def forward_backward(
         if not isinstance(pieces(gradient)[0], tf.IndexedSlices):
             continue
         strategy.variables.check_table(trainable[i])
-        if replica.num_microbatches > 1 and state.lookups.are_alike(i):
+        if replica.num_microbatches > 1 and state.rows.lookups.are_alike(i):
             connected[i] = each_piece(lambda slices: slices.values, gradient)
             indices[i] = each_piece(lambda slices: slices.indices, gradient)
     return ReplicaOutputs(connected, *state.changes(scope, replica), indices)
@@ -173,6 +174,8 @@ def all_reduce_outputs(
         outputs: Those of this replica.
         variables: The variables that the gradients are of, by place.
     """
+    if outputs.packed:
+        return outputs._replace(packed=strategy.all_reduce(outputs.packed))
     sharded = strategy.variables.reduce_sharded(outputs.gradients, variables)
     dense = {i: g for i, g in outputs.gradients.items() if i not in sharded}
     rest = outputs.summable()._replace(gradients={})

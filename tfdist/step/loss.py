@@ -20,8 +20,7 @@ import tensorflow as tf
 
 from tfdist.replica.replica import Replica
 from tfdist.replica.scope import Scope
-from tfdist.rows.reduction_inference import ReductionInference
-from tfdist.rows.reductions import Reduction
+from tfdist.rows import Reduction, Rows
 from tfdist.upstream import keras_losses, keras_model
 from tfdist.upstream.keras_losses import compile_loss, total_loss
 
@@ -34,7 +33,7 @@ def replica_loss(
     batch: tuple[Any, Any, Any],
     y_pred: Any,
     added: list[tf.Tensor],
-    reductions: ReductionInference,
+    rows: Rows,
     training: bool,
 ) -> tf.Tensor:
     """Returns a replica's part of the global batch's loss.
@@ -45,7 +44,7 @@ def replica_loss(
         batch: Its `(x, y, sample_weight)`.
         y_pred: The model's output for its rows.
         added: Losses from `add_loss` and activity regularizers.
-        reductions: Knows how the values of user code combine over replicas.
+        rows: Knows how the values of user code combine over replicas.
         training: As in `Model.compute_loss`.
 
     Returns:
@@ -56,7 +55,7 @@ def replica_loss(
     penalties = [v.regularizer(v) for v in model.trainable_weights if v.regularizer is not None]
     is_all = replica.num_microbatches == 1
     if added and not is_all:
-        added = _parts_of_added(replica, added, reductions, training)
+        added = _parts_of_added(replica, added, rows, training)
     if is_all or keras_model.overrides(model, "compute_loss"):
         # Each replica counts 1/N of the loss, and the backward pass sums over the replicas.
         all_added = replica.sum_through(added) + penalties
@@ -67,7 +66,7 @@ def replica_loss(
         return loss if is_all else loss / replica.num_replicas
     losses = added + [_by_rows(_aggregate(penalty), replica) for penalty in penalties]
     if compile_loss(model) is not None:
-        compiled = compile_loss_on_replica(compile_loss(model), replica, reductions)
+        compiled = compile_loss_on_replica(compile_loss(model), replica, rows)
         losses.insert(0, compiled(y, y_pred, sample_weight))
     if not losses:
         raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
@@ -98,12 +97,10 @@ def gather_masks_and_logits(replica: Replica, local: Any, gathered: Any) -> None
             keras_model.set_logits(whole, replica.gather(logits))
 
 
-def compile_loss_on_replica(
-    compile_loss: Any, replica: Replica, reductions: ReductionInference
-) -> Any:
+def compile_loss_on_replica(compile_loss: Any, replica: Replica, rows: Rows) -> Any:
     """Returns a view of Keras's `CompileLoss` that computes a replica's part of each loss."""
     losses = [
-        _ReplicaLoss(loss, replica, functools.partial(reductions.has_independent_rows, number))
+        _ReplicaLoss(loss, replica, functools.partial(rows.reductions.has_independent_rows, number))
         for number, loss in enumerate(keras_losses.compiled_losses(compile_loss))
     ]
     trackers = [
@@ -250,12 +247,10 @@ def _has_weight_per_row(values: Any, weight: Any) -> bool:
     return rank == 0 or rank >= len(values.shape) or is_expanded
 
 
-def _parts_of_added(
-    replica: Replica, added: list, reductions: ReductionInference, training: bool
-) -> list[tf.Tensor]:
+def _parts_of_added(replica: Replica, added: list, rows: Rows, training: bool) -> list[tf.Tensor]:
     """Returns the parts of added losses; a mean over no rows is 0 instead of NaN."""
     values = [replica.if_counted(_aggregate(loss)) for loss in added]
-    kinds = reductions.loss_reductions(len(added), training)
+    kinds = rows.reductions.loss_reductions(len(added), training)
     return [
         value if kind is Reduction.SUM else _by_rows(value, replica)
         for value, kind in zip(values, kinds, strict=True)

@@ -71,12 +71,11 @@ class SharedTrace:
 
     Args:
         fn: Takes structures of tensors, among them all that differs between replicas.
-        min_operations: Number of operations from which on a function is worth a call.
         writes: Whether the function may assign to variables of which each replica has a copy.
     """
 
-    def __init__(self, fn: Callable[..., Any], min_operations: int, writes: bool = False) -> None:
-        self._fn, self._writes, self._min_operations = fn, writes, min_operations
+    def __init__(self, fn: Callable[..., Any], writes: bool = False) -> None:
+        self._fn, self._writes = fn, writes
         self._traced: dict[str, _Traced | None] = {}
 
     def __call__(self, *arguments: Any) -> Any | None:
@@ -137,14 +136,12 @@ class SharedTrace:
         return _Traced(function, variables, captured, is_optimized)
 
     def _check_shareable(self, traced: Any) -> None:
-        """Checks that a function is worth a call, and has no state except that of variables.
+        """Checks that a function has no state except that of variables.
 
         Raises:
-            NotShareableError: It is not, or it has.
+            NotShareableError: It has.
         """
         graph = traced.graph
-        if (size := len(graph.get_operations())) < self._min_operations:
-            raise NotShareableError(f"the function has {size} operations only")
         variables = {id(variable.handle) for variable in graph.variables}
         others = [tensor for tensor in traced.captured_inputs if id(tensor) not in variables]
         for tensor in others:
@@ -165,20 +162,8 @@ class SharedTrace:
             raise NotShareableError(f"the function has operations with a state ({names})")
 
 
-class PackedOutputs(NamedTuple):
-    """A replica's outputs, or the sum of several, in few tensors.
-
-    Attributes:
-        tensors: What is to be summed over the replicas, concatenated.
-        same: The part of the outputs that is the same on every replica.
-    """
-
-    tensors: list[Any]
-    same: ReplicaOutputs
-
-
 class SharedReplicaTrace:
-    """Computes the outputs of replicas by one shared trace.
+    """Computes the outputs of replicas by one shared trace, packed.
 
     A network has hundreds of gradients, and as many operations to concatenate them for the
     all-reduce and to split them again. These operations are part of the functions that are called
@@ -189,50 +174,48 @@ class SharedReplicaTrace:
             batch, the number of the round, and the replica's rows. Raises `NotShareableError`
             where it needs something of other replicas.
         variables: The variables that `ReplicaOutputs.gradients` numbers by place.
-        min_operations: As in `SharedTrace`.
     """
 
     def __init__(
-        self,
-        outputs: Callable[..., ReplicaOutputs],
-        variables: Sequence[keras.Variable],
-        min_operations: int,
+        self, outputs: Callable[..., ReplicaOutputs], variables: Sequence[keras.Variable]
     ) -> None:
         self._outputs, self._variables = outputs, variables
-        self._trace = SharedTrace(self._packed, min_operations)
+        self._trace = SharedTrace(self._packed)
         self._structure: ReplicaOutputs | None = None
         self._unpack: Callable[[list], list] = list
 
     def __call__(
         self, index: int, total_rows: tf.Tensor, number: Any, share: Any
-    ) -> PackedOutputs | None:
-        """Returns a replica's outputs, or None if it needs a trace of its own."""
+    ) -> ReplicaOutputs | None:
+        """Returns a replica's packed outputs, or None if it needs a trace of its own."""
         if tf.executing_eagerly():
             return None
         return self._trace(tf.constant(index), total_rows, tf.convert_to_tensor(number), share)
 
-    def unpacked(self, outputs: PackedOutputs) -> ReplicaOutputs:
+    def unpacked(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
         """Returns outputs, or a sum of them, with a tensor for each gradient and state."""
-        tensors = self._unpack(list(outputs.tensors))
-        found = tf.nest.pack_sequence_as(self._structure, tensors).with_same(outputs.same)
+        if not outputs.packed:
+            return outputs
+        tensors = self._unpack(list(outputs.packed))
+        sums = tf.nest.pack_sequence_as(self._structure, tensors).with_same(outputs)
         # TensorFlow forgets the static shape of `tf.IndexedSlices` that a function returns.
         gradients = {
             i: with_static_shape(gradient, self._variables[i])
             if isinstance(gradient, tf.IndexedSlices)
             else gradient
-            for i, gradient in found.gradients.items()
+            for i, gradient in sums.gradients.items()
         }
-        return found._replace(gradients=gradients)
+        return sums._replace(gradients=gradients)
 
-    def _packed(self, *arguments: Any) -> PackedOutputs:
-        found = self._outputs(*arguments)
-        summable = found.summable()
+    def _packed(self, *arguments: Any) -> ReplicaOutputs:
+        outputs = self._outputs(*arguments)
+        summable = outputs.summable()
         structure = tf.nest.map_structure(lambda _: 0, summable)
         if self._structure not in (None, structure):
             raise NotShareableError("another batch has gradients of other variables")
         self._structure = structure
         tensors, self._unpack = packed(tf.nest.flatten(summable))
-        return PackedOutputs(tensors, found.same())
+        return outputs.same()._replace(packed=tensors)
 
 
 def _rebuilt(

@@ -8,8 +8,9 @@ saved or evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -18,19 +19,20 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError
 from tfdist.groups.fusion import grouped, packed
 from tfdist.patches import batch_norm
-from tfdist.replica.options import StepOptions
-from tfdist.replica.replica import Replica
+from tfdist.replica.replica import Replica, StepOptions
 from tfdist.replica.scope import Scope
-from tfdist.rows.lookups import Lookups
-from tfdist.rows.reduction_inference import ReductionInference
-from tfdist.rows.reductions import Reduction
+from tfdist.rows import Reduction, Rows
 from tfdist.upstream.keras_model import (
     global_generator,
     is_seed,
+    metrics_of,
     metrics_variables_of,
+    overrides,
     seeds_of,
     use_global_generator,
 )
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_graphs import depends_on_inputs
 
 #: Keeps the random numbers of replicas and rounds apart: a seed is increased by this times the
 #: number of the microbatch. The first microbatch draws what one device draws.
@@ -70,8 +72,7 @@ class ForwardState:
 
     Args:
         model: A built model.
-        reductions: Knows how the updates of user code combine.
-        lookups: Knows which rows the model looks up in its embeddings.
+        rows: Knows how the updates of user code combine, and what embeddings look up.
         options: The options of the step.
         writes_alone: As `VariableLayout.writes_alone`.
         bucket_bytes: As `GradientExchange.bucket_bytes`, for sharded variables.
@@ -80,13 +81,12 @@ class ForwardState:
     def __init__(
         self,
         model: keras.Model,
-        reductions: ReductionInference,
-        lookups: Lookups,
+        rows: Rows,
         options: StepOptions,
         writes_alone: bool = True,
         bucket_bytes: int | str | None = None,
     ) -> None:
-        self.reductions, self.lookups = reductions, lookups
+        self.rows = rows
         self._writes_alone, self._replica_random = writes_alone, options.replica_random
         self._bucket_bytes = bucket_bytes
         self._seeds = seeds_of(model)
@@ -99,7 +99,7 @@ class ForwardState:
 
     def needs_full_batch(self, replica: Replica) -> bool:
         """Returns whether a metric has to be updated with the rows of all replicas together."""
-        return replica.num_microbatches > 1 and bool(self.reductions.full_batch_metrics())
+        return replica.num_microbatches > 1 and bool(self.rows.reductions.full_batch_metrics())
 
     def scope(self, replica: Replica) -> Scope:
         """Returns the scope for a replica, with metrics that start at zero.
@@ -174,7 +174,7 @@ class ForwardState:
         """Returns the ids of metrics' variables that continue from their values, not from zero."""
         if replica.num_microbatches == 1 and self._writes_alone:  # nothing else is added
             return frozenset(id(v) for v in self._metrics)
-        return self.reductions.full_batch_metrics()
+        return self.rows.reductions.full_batch_metrics()
 
     def _reduction(self, variable: keras.Variable, replica: Replica, scope: Scope) -> Reduction:
         # BatchNorm's moments of each replica are averaged by rows. That is exact for the mean, and
@@ -182,7 +182,7 @@ class ForwardState:
         if replica.num_microbatches == 1 or id(variable) in self._statistics:
             return Reduction.MEAN
         if (of_rows_too := scope.alike.get(id(variable))) is None:
-            return self.reductions.state_reduction(variable)
+            return self.rows.reductions.state_reduction(variable)
         if of_rows_too:
             raise UnsupportedModelError(
                 f"{variable.path!r} is updated by the model's call and by a loss of the full "
@@ -274,3 +274,70 @@ def _finite(values: dict[int, Any], instead: Callable[[int, Any], tf.Tensor]) ->
 
     selected = grouped(lambda pair: pair[1].device, select, list(floats.values()))
     return values | dict(zip(floats, selected, strict=True))
+
+
+class MetricResults:
+    """Returns the logs of Keras's own steps, in the graph or outside of it.
+
+    Keras's steps return what `compute_metrics` returns for the batch. It is what
+    `get_metrics_result` returns, unless an override adds entries. Entries that are computed from
+    metrics (a root of a mean) are computed after the step, from the metrics of all replicas.
+    Entries that are computed from the batch itself need a custom step.
+
+    Args:
+        model: A built and compiled model.
+        element_spec: `tf.TensorSpec`s of a global batch.
+    """
+
+    def __init__(self, model: keras.Model, element_spec: Any) -> None:
+        self._model = model
+        self._of_batch: tuple[Any, ...] | None = None
+        if overrides(model, "compute_metrics"):
+            specs = _with_outputs(model, element_spec)
+            self._of_batch = tf.nest.map_structure(  # one row of zeros
+                lambda s: s and tf.zeros([size or 1 for size in s.shape], s.dtype), specs
+            )
+
+    def __call__(self) -> dict[str, Any]:
+        """Returns the metrics over all steps since their last reset."""
+        results = self._model.get_metrics_result()
+        if self._of_batch is None:
+            return results
+        logs = self._computed(*self._of_batch)
+        return results if logs.keys() == results.keys() else logs
+
+    def need_batch(self) -> bool:
+        """Returns whether a result that is not one of the metrics is computed from the batch."""
+        if self._of_batch is None:
+            return False
+        spec = tf.nest.map_structure(tf.type_spec_from_value, self._of_batch)
+        function = tf.function(self._computed, autograph=False).get_concrete_function(*spec)
+        keys = function.structured_outputs.keys()
+        return keys != self._model.get_metrics_result().keys() and depends_on_inputs(function)
+
+    def _computed(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> dict[str, Any]:
+        """Returns what `compute_metrics` returns for the metrics as they are."""
+        with ExitStack() as stack:
+            for metric in metrics_of(self._model):
+                stack.enter_context(replaced(metric, "update_state", lambda *_, **__: None))
+            stack.enter_context(keras.StatelessScope())
+            return self._model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _with_outputs(model: keras.Model, element_spec: Any) -> tuple[Any, ...]:
+    """Returns the specs of inputs, labels, outputs and sample weights of a batch."""
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(element_spec)
+
+    def outputs(inputs: Any) -> Any:
+        with keras.StatelessScope():
+            return model(inputs, training=False)
+
+    traced = tf.function(outputs, autograph=False).get_concrete_function(x)
+    spec = tf.nest.map_structure(tf.type_spec_from_value, traced.structured_outputs)
+    return x, y, spec, weight
+
+
+def flat(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns logs with nested dictionaries, as of a metric's results, flattened as Keras does."""
+    parts = [flat(v) if isinstance(v, Mapping) else {name: v} for name, v in logs.items()]
+    return functools.reduce(lambda a, b: a | b, parts, {})

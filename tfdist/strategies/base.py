@@ -62,7 +62,7 @@ class Strategy(ABC):
     name: str
     #: Logical CPU devices to create if there is no GPU and nobody asks for a number.
     default_cpus = 1
-    #: Number of operations from which on the replicas call one shared traced function; None: each
+    #: Number of weights from which on the replicas call one shared traced function; None: each
     #: replica is traced separately.
     one_trace_from: int | None = None
 

@@ -18,7 +18,7 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.functions import CompiledFunctions
 from tfdist.model_setup import create
-from tfdist.replica.options import StepOptions
+from tfdist.replica.replica import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Element, Share
 from tfdist.strategies.one_device import OneDevice

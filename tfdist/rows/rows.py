@@ -1,9 +1,9 @@
-"""Detects models in which the rows of a batch depend on each other: they need full batches.
+"""May the rows of a batch be split? If rows depend on each other, a model needs full batches.
 
 A layer may subtract the batch's mean, an output may hold the distances between all pairs of rows,
 and a number of rows may be hard-coded in the model. Such a model cannot be computed on parts of a
 batch. Models that are made of Keras's own layers are known to be row by row. The forward pass of
-others is traced, and the axis of the rows is followed through the graph (`row_analysis.py`). A
+others is traced, and the axis of the rows is followed through the graph (`analysis.py`). A
 model gets full batches unless this proves that its rows are independent, for all weights and rows.
 """
 
@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from tfdist.patches import batch_norm
-from tfdist.replica.python_state import python_state_kept
 from tfdist.rows.dependence import FREE, MIXED
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.lookups import Lookups
-from tfdist.rows.reduction_inference import ReductionInference
-from tfdist.rows.reductions import NotReducibleError, unknown_operations
-from tfdist.rows.traced import TracedForward, change_is_sum
+from tfdist.rows.reductions import NotReducibleError, ReductionInference
+from tfdist.rows.traced import TracedForward, change_is_sum, python_state_kept
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_losses, keras_model
 from tfdist.upstream.tensorflow_graphs import calls_python
@@ -35,50 +32,72 @@ logger = logging.getLogger(__name__)
 _LOOKUPS = {"Gather", "GatherNd", "GatherV2", "ResourceGather", "ResourceGatherNd"}
 
 
-def full_batch_reason(
-    model: keras.Model,
-    first_batch: Callable[[], Any],
-    training: bool,
-    predicts: bool = False,
-    lookups: Lookups | None = None,
-) -> str | None:
-    """Returns why a model needs full batches, with the name of the layer; None if it does not.
+class Rows:
+    """How a model treats the rows of a batch, and how what replicas compute of theirs combines.
+
+    The only door of this package.
 
     Args:
         model: A built model.
-        first_batch: Returns the first global batch. Called outside of any graph, and only for a
-            model that has other layers than Keras's.
-        training: Whether the model is called as in training.
-        predicts: Whether replicas exchange nothing but outputs, so that a state which the call
-            updates needs full batches.
-        lookups: Those of the model, in training.
+        first_batch: Returns the first global batch, for its shapes and dtypes. Called outside of
+            any graph, and only for a model that has other layers, losses or metrics than Keras's,
+            or embeddings.
+        element_spec: `tf.TensorSpec`s of a global batch; None if no metrics are computed.
+
+    Attributes:
+        reductions: Those of losses, states and metrics.
+        lookups: The rows that the model looks up in its embeddings.
     """
-    if training and (found := _overwritten_weight(model)):
-        return f"{found} is updated with the largest value of the full batch"
-    for layer in keras_model.flatten_layers(model):
-        if getattr(layer, "stateful", False):
-            return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
-    if not predicts and getattr(model, "run_eagerly", False) and _has_custom_functions(model):
-        return "run_eagerly=True lets losses and metrics do what a graph does not show"
-    is_own = predicts and keras_model.overrides(model, "predict_step")
-    if has_only_row_by_row_layers(model) and not is_own:
-        return None
-    with tf.init_scope(), ExitStack() as stack:
-        batch = first_batch()
-        stack.enter_context(batch_norm.fixed_moments(model))  # each replica's are documented
-        x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-        if (found := uneven(batch)) is not None:
-            return found
-        compute = model.predict_step if is_own else None
-        reductions = ReductionInference(model, lambda: batch if is_own else (x,), compute)
-        try:
-            traced = reductions.traced(training)
-            reason = _outputs_reason(traced) or _states_reason(reductions, traced, model, predicts)
-        except NotReducibleError as error:
-            return error.reason if _can_be_called(model, x, training) else None
-    if reason is None and lookups is not None and _may_look_up(traced, model):
-        return lookups.full_batch_reason()
-    return reason
+
+    def __init__(
+        self, model: keras.Model, first_batch: Callable[[], Any], element_spec: Any = None
+    ) -> None:
+        self._model, self._first_batch = model, first_batch
+        self.reductions = ReductionInference(model, first_batch, element_spec=element_spec)
+        self.lookups = Lookups(model, first_batch)
+
+    def full_batch_reason(self, training: bool, predicts: bool = False) -> str | None:
+        """Returns why the model needs full batches; None if it does not.
+
+        Args:
+            training: Whether the model is called as in training.
+            predicts: Whether replicas exchange nothing but outputs, so that a state which the call
+                updates needs full batches.
+        """
+        model = self._model
+        # ---- what only user code can be ----
+        for weight in model.trainable_variables if training else ():
+            if weight.overwrite_with_gradient:  # the running maximum of a float8 layer
+                return f"{weight.path} is updated with the largest value of the full batch"
+        for layer in keras_model.flatten_layers(model):
+            if getattr(layer, "stateful", False):
+                return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
+        if not predicts and getattr(model, "run_eagerly", False) and _has_custom_functions(model):
+            return "run_eagerly=True lets losses and metrics do what a graph does not show"
+        has_predict_step = predicts and keras_model.overrides(model, "predict_step")
+        if has_only_row_by_row_layers(model) and not has_predict_step:
+            return None
+
+        # ---- what the graph shows ----
+        with tf.init_scope(), batch_norm.fixed_moments(model):  # each replica's are documented
+            batch = self._first_batch()
+            if (reason := uneven(batch)) is not None:
+                return reason
+            reductions = self.reductions
+            if has_predict_step:
+                reductions = ReductionInference(model, lambda: batch, model.predict_step)
+            try:
+                traced = reductions.traced(training)
+                reason = _outputs_reason(traced) or _states_reason(
+                    reductions, traced, model, predicts
+                )
+            except NotReducibleError as error:
+                x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+                return error.reason if _can_be_called(model, x, training) else None
+        may_look_up = keras_model.overrides(model, "compute_loss") or traced.operations & _LOOKUPS
+        if reason is None and training and may_look_up:
+            return self.lookups.full_batch_reason()
+        return reason
 
 
 def _outputs_reason(traced: TracedForward) -> str | None:
@@ -91,19 +110,8 @@ def _outputs_reason(traced: TracedForward) -> str | None:
         alike = [t for t, v in values if v.is_plain and not (v.is_zero and t.shape[:1] == [None])]
         return f"an output of shape {alike[0].shape} has no row per example" if alike else None
     name = "the model" if layer is None else f"{type(layer).__name__} {layer.name!r}"
-    mixes = "mixes the rows of a batch" if found is MIXED else unknown_operations(traced.analysis)
+    mixes = "mixes the rows of a batch" if found is MIXED else traced.analysis.unknown_operations()
     return f"{name} {mixes}"
-
-
-def _may_look_up(traced: TracedForward, model: keras.Model) -> bool:
-    """Returns whether the gradients of a model may have slices for lookups of different kinds."""
-    return keras_model.overrides(model, "compute_loss") or bool(traced.operations & _LOOKUPS)
-
-
-def _overwritten_weight(model: keras.Model) -> str | None:
-    """Returns a weight whose gradient is its new value: the running maximum of a float8 layer."""
-    found = (v.path for v in model.trainable_variables if v.overwrite_with_gradient)
-    return next(found, None)
 
 
 def _has_custom_functions(model: keras.Model) -> bool:
