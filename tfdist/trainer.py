@@ -28,10 +28,10 @@ from tfdist.loops.data_handler import (
 )
 from tfdist.loops.fit import CheckpointHooks, Loops
 from tfdist.loops.functions import CompiledFunctions, Loop
-from tfdist.loops.model_methods import honor_overrides
+from tfdist.loops.model_methods import ExactnessReport, honor_overrides
 from tfdist.loops.observers import OnNan, RunContext
 from tfdist.loops.rank_checks import CheckRanks
-from tfdist.loops.self_check import ExactnessReport, SelfCheck, Verify, checked_mode
+from tfdist.loops.self_check import SelfCheck, Verify, checked_mode
 from tfdist.loops.training_state import TrainingState
 from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers

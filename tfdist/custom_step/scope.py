@@ -198,10 +198,10 @@ class CustomStepScope(ReplicaScope):
         if self._in_result:
             return compute()
         self._in_result = True
-        found = self.run.result(self, metric, compute)
+        result = self.run.result(self, metric, compute)
         self._in_result = False
-        self.results += tf.nest.flatten(found)
-        return found
+        self.results += tf.nest.flatten(result)
+        return result
 
 
 _Tape = tf.GradientTape
@@ -265,9 +265,9 @@ def _gradients(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **o
     others: dict[int, Any] = {}
 
     def compute() -> list:
-        found = [_sum(each) for each in _gradient(tape, target, values, *args, **options)]
-        others.update(enumerate(found))
-        return [found[i] for i in variables]
+        sums = [_sum(each) for each in _gradient(tape, target, values, *args, **options)]
+        others.update(enumerate(sums))
+        return [sums[i] for i in variables]
 
     is_multiplied = bool(args) or options.get("output_gradients") is not None
     targets = None if is_multiplied else tf.nest.flatten(target)
@@ -278,8 +278,8 @@ def _gradients(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **o
 
 def _sum(gradients: Sequence[Any]) -> Any:
     """Returns the gradient of a variable: the sum of the gradients of all its values."""
-    found = [g for g in gradients if g is not None]
-    return found[0] if len(found) == 1 else tf.add_n(found) if found else None
+    present = [g for g in gradients if g is not None]
+    return present[0] if len(present) == 1 else tf.add_n(present) if present else None
 
 
 def _seed(generator: keras.random.SeedGenerator, ordered: bool = True) -> tf.Tensor:

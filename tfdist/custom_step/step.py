@@ -64,21 +64,21 @@ class ReplicaRun(LocalRun):
         self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         del targets
-        known, number = self._plan.gradients, self._num_taken
+        reductions, number = self._plan.gradients, self._num_taken
         self._num_taken += 1
-        if inner or number >= len(known):
+        if inner or number >= len(reductions):
             raise UnsupportedModelError(
                 "The step computes other gradients than on the first batch. What it does must not "
                 "depend on Python state."
             )
-        with self._replica.weighted_afterwards(self._weight(known[number])):
-            own = compute()
-        parts = {i: self._part(g, known[number]) for i, g in enumerate(own) if g is not None}
+        with self._replica.weighted_afterwards(self._weight(reductions[number])):
+            local = compute()
+        parts = {i: self._part(g, reductions[number]) for i, g in enumerate(local) if g is not None}
         alike = self._plan.alike[number]
         sums = self._summed({i: g.values if i in alike else g for i, g in parts.items()})
         for i in alike:
-            sums[i] = tf.IndexedSlices(sums[i], own[i].indices, own[i].dense_shape)
-        return [sums.get(i) for i in range(len(own))]
+            sums[i] = tf.IndexedSlices(sums[i], local[i].indices, local[i].dense_shape)
+        return [sums.get(i) for i in range(len(local))]
 
     def _summed(self, gradients: dict[int, Any]) -> dict[int, Any]:
         """All-reduces gradients."""
@@ -88,13 +88,13 @@ class ReplicaRun(LocalRun):
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
     ) -> Any:
         self.exchange_metrics(scope, metric.variables)
-        own = [v for v in metric.variables if id(v) in self._metrics]
-        for variable in own:
+        exchanged = [v for v in metric.variables if id(v) in self._metrics]
+        for variable in exchanged:
             scope.state_mapping[id(variable)] = self._metrics[id(variable)]
-        found = compute()
-        for variable in own:
+        result = compute()
+        for variable in exchanged:
             scope.state_mapping[id(variable)] = tf.zeros(variable.shape, variable.dtype)
-        return found
+        return result
 
     def exchange_metrics(self, scope: CustomStepScope, variables: list[keras.Variable]) -> None:
         """Sums over the replicas what was added to metrics since the last call."""
@@ -128,8 +128,8 @@ class ReplicaRun(LocalRun):
             else:
                 sent[key] = self._part(new - before[key], how)
         kinds = self._plan.logs
-        own = [name for name in logs if kinds[name] is not Reduction.SAME]
-        sent_logs = {name: self._part(logs[name], kinds[name]) for name in own}
+        summed = [name for name in logs if kinds[name] is not Reduction.SAME]
+        sent_logs = {name: self._part(logs[name], kinds[name]) for name in summed}
         sums, summed_logs = all_reduce(self._strategy, (list(sent.values()), sent_logs))
         for key, total in zip(sent, sums, strict=True):
             is_sum = self._state_reduction(scope.updated[key]) is Reduction.SUM
@@ -254,7 +254,7 @@ class CustomStep:
             self._of_first = self._on_rows(index, share.num_rows, share)
         number = self._strategy.first_replica + index
         news, logs = self._of_first
-        floats = {place: new for place, new in news.items() if new.dtype.is_floating}
+        floats = {i: new for i, new in news.items() if new.dtype.is_floating}
         if number:
             # The zeros must not be constants: TensorFlow would move their all-reduce out of the
             # loop over the steps, and the other replicas would time out waiting for it.
@@ -309,7 +309,7 @@ class CustomStep:
     def _apply(self, results: tuple[dict, dict]) -> tf.Tensor:
         """Updates one copy of the variables; returns a tensor that is ready once that is done."""
         news, logs = results
-        written = [self._variables[place].assign(new) for place, new in news.items()]
+        written = [self._variables[index].assign(new) for index, new in news.items()]
         written += [self._logs[name].assign(value) for name, value in logs.items()]
         self._strategy.variables.after_update(self._variables)
         with tf.control_dependencies(written):

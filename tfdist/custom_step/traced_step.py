@@ -166,11 +166,11 @@ class _TracingRun(LocalRun):
         self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         self.inner |= inner
-        own = compute()
-        slices = {i: g for i, g in enumerate(own) if isinstance(g, tf.IndexedSlices)}
+        gradients = compute()
+        slices = {i: g for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
         self.indices.append({place: each.indices for place, each in slices.items()})
         self.targets.append(targets)
-        return [None if g is None else self._exchanged(g) for g in own]
+        return [None if g is None else self._exchanged(g) for g in gradients]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
@@ -250,8 +250,8 @@ def infer_reductions(
         UnsupportedModelError: The step is not supported in full-batch mode either.
     """
     try:
-        if found := batches.uneven(batch):
-            raise NotReducibleError(found)
+        if reason := batches.uneven(batch):
+            raise NotReducibleError(reason)
         if any(isinstance(leaf, tf.SparseTensor) for leaf in tf.nest.flatten(batch)):
             raise NotReducibleError("its input is sparse")
         traced = TracedStep(model, built.variables, step, scalings, batch)

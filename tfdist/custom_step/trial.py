@@ -61,9 +61,9 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
         for optimizer, variables in scope.unbuilt:
             if not optimizer.built:
                 optimizer.build(variables)
-    found = [*_variables_of(model), *scope.updated.values()]
-    found += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
-    return BuiltStep(list({id(v): v for v in found}.values()), list(flat_logs(logs)))
+    changed = [*_variables_of(model), *scope.updated.values()]
+    changed += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
+    return BuiltStep(list({id(v): v for v in changed}.values()), list(flat_logs(logs)))
 
 
 def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Strategy) -> None:
@@ -99,11 +99,11 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
     # Not created before the step uses it: it draws its seed from Python's generator, as do the
     # initializers of weights that the step creates.
     generator = keras_model.global_generator()
-    found = [*model.variables, *([] if generator is None else [generator.state])]
+    variables = [*model.variables, *([] if generator is None else [generator.state])]
     for part in (*keras_model.metrics_of(model), *keras_optimizers.optimizers_of(model)):
         is_optimizer = isinstance(part, keras.optimizers.Optimizer)
-        found += keras_optimizers.variables_of(part) if is_optimizer else part.variables
-    return found
+        variables += keras_optimizers.variables_of(part) if is_optimizer else part.variables
+    return variables
 
 
 def flat_logs(logs: Any) -> dict[str, Any]:
@@ -112,10 +112,10 @@ def flat_logs(logs: Any) -> dict[str, Any]:
     Raises:
         UnsupportedModelError: They are not a dictionary of numbers.
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in (logs or {}).items() if isinstance(logs or {}, dict) else [("", logs)]:
         if isinstance(value, dict):
-            found |= flat_logs(value)
+            flat |= flat_logs(value)
             continue
         if not name or not np.size(getattr(value, "shape", ())) == 0:
             raise UnsupportedModelError(
@@ -123,5 +123,5 @@ def flat_logs(logs: Any) -> dict[str, Any]:
                 "a dictionary of scalars. The result of a metric with several values may be a "
                 "dictionary of them."
             )
-        found[name] = value
-    return found
+        flat[name] = value
+    return flat

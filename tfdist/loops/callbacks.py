@@ -47,16 +47,18 @@ def create_callback_list(
     container = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
     given = container.callbacks if container else keras.tree.flatten(callbacks) if callbacks else []
     for_chief = [c for c in given if is_chief_only(c)]
-    found = strategy.group.gather([bool(for_chief), any(may_change_model(c) for c in for_chief)])
-    several = len(found) > 1
+    by_worker = strategy.group.gather(
+        [bool(for_chief), any(may_change_model(c) for c in for_chief)]
+    )
+    several = len(by_worker) > 1
     if container:
-        if not (several and found[:, 0].any()):
+        if not (several and by_worker[:, 0].any()):
             return container
         progress, options = None, container.params | {"model": options["model"]}
     active = [c for c in given if strategy.group.is_chief or c not in for_chief]
     if progress and not any(isinstance(c, keras.callbacks.ProgbarLogger) for c in active):
         active.append(progress)
-    if several and found[:, 1].any():
+    if several and by_worker[:, 1].any():
         return _Shared(active, strategy, **options)
     return keras.callbacks.CallbackList(active, add_progbar=False, **options)
 

@@ -76,13 +76,13 @@ class Checkpointing(CheckpointHooks):
     def begin(self, epochs: int) -> bool:
         self._epochs = epochs
         from_rank0(self._strategy.group, self._acquire_lock)
-        own = self._state.own_shards()
-        found = resume.choose(self._settings, self._store, self._strategy, say, own)
+        shards = self._state.own_shards()
+        chosen = resume.choose(self._settings, self._store, self._strategy, say, shards)
         if self._state.is_divided():
             self._writing.write_jointly()
-        if found is None:
+        if chosen is None:
             return False
-        self._path, self._saved = found
+        self._path, self._saved = chosen
         interrupts.note_checkpoint()
         self.progress = Progress(**self._saved.state["progress"])
         self._restore(self._saved)

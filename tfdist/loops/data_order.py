@@ -110,8 +110,8 @@ class DataOrder:
         """
         if not is_endless(self.dataset):
             return None
-        found = input_data.iterator_state(iterator)
-        return None if found is None else {"kind": _kind(self._distributed), "state": found}
+        state = input_data.iterator_state(iterator)
+        return None if state is None else {"kind": _kind(self._distributed), "state": state}
 
     def state(self) -> dict[str, Any]:
         """Returns the state that determines the order of a pass of given number, as JSON values."""

@@ -365,8 +365,8 @@ class FullBatchMode:
             if not data.own_rows:  # with a dataset per worker, other workers may have data
                 raise
             reason = None
-        found = self._strategy.group.gather([reason is not None])
-        if reason is None and np.any(found):
+        by_worker = self._strategy.group.gather([reason is not None])
+        if reason is None and np.any(by_worker):
             reason = "another worker found rows that depend on each other"
         if reason is not None and reason not in self._reasons.values():
             warnings.warn(full_batch_warning(reason), stacklevel=2)

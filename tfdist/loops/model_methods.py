@@ -1,4 +1,6 @@
-"""Honors overrides of `fit`, `evaluate` and `predict`, and of `make_train_function` and the like.
+"""What a model's class and layers ask of a trainer: overrides, saving, and what is not exact.
+
+Overrides of `fit`, `evaluate` and `predict`, and of `make_train_function` and the like, are honored.
 
 KerasHub's tasks preprocess strings in the former, and other models add callbacks. A trainer calls
 the override, and replaces the method of `keras.Model` that the override calls with `super()`.
@@ -19,11 +21,20 @@ from typing import Any, TypeVar, cast
 import keras
 import tensorflow as tf
 
+from tfdist.console import tables
 from tfdist.errors import ConfigurationError, UnsupportedModelError, first_line
 from tfdist.groups.agreement import from_rank0
+from tfdist.patches.batch_norm import layers_of
+from tfdist.replica.replica import StepOptions
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
-from tfdist.upstream.keras_model import flatten_layers, is_assigned, overrides, redefined
+from tfdist.upstream.keras_model import (
+    drawing_layers,
+    flatten_layers,
+    is_assigned,
+    overrides,
+    redefined,
+)
 from tfdist.upstream.keras_training import WITHIN_FIT, functions_made, is_function_of_keras
 from tfdist.upstream.patching import replaced
 
@@ -228,3 +239,57 @@ def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> N
         "ranks to wait for the file.",
         file=sys.stderr,
     )
+
+
+class ExactnessReport:
+    """Reports, once, why a trainer's results will not match single-device training.
+
+    Args:
+        model: The trained model.
+        strategy: Runs the replicas.
+        options: The options of the trainer's steps.
+        is_rebuilt: Whether the model was rebuilt from one that the user passed.
+    """
+
+    def __init__(
+        self, model: keras.Model, strategy: Strategy, options: StepOptions, is_rebuilt: bool
+    ) -> None:
+        self._model, self._strategy, self._options = model, strategy, options
+        self._is_rebuilt = is_rebuilt
+        self._is_reported = False
+
+    def reported(self) -> str:
+        """Returns the report for a table; `print_once` then prints nothing."""
+        self._is_reported = True
+        return self._text() or "nothing"
+
+    def print_once(self, needs_full_batch: bool) -> None:
+        """Prints the report on the chief, unless it was reported before.
+
+        Args:
+            needs_full_batch: Whether the step gets full batches, which are exact.
+        """
+        if self._is_reported or not self._strategy.group.is_chief:
+            return
+        self._is_reported = True
+        if self._is_rebuilt:
+            tables.text(
+                "The trainer trains trainer.model. The model that you passed is not changed."
+            )
+        if not needs_full_batch and (text := self._text()):
+            tables.text(f"not exact: {text}")
+
+    def reasons(self) -> dict[str, str]:
+        """Returns why training will not match one device, by option or layer."""
+        reasons, options = dict(self._strategy.inexact), self._options
+        if self._strategy.num_replicas * options.accumulate > 1:
+            layers = layers_of(self._model)
+            if not all(options.sync_batch_norm or layer.synchronized for layer in layers):
+                use = "sync_batch_norm" + (" without accumulate" if options.accumulate > 1 else "")
+                reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
+            if options.replica_random and drawing_layers(self._model):
+                reasons["random layers"] = "each replica uses different random numbers"
+        return reasons
+
+    def _text(self) -> str:
+        return "; ".join(f"{name}: {why}" for name, why in self.reasons().items())

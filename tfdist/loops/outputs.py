@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -57,9 +57,6 @@ LocalFn = Callable[[Iterator[Any], int], tuple[LoopResult, LocalOutputs]]
 
 #: Operations whose only effect is to take a batch, or to read a weight.
 _READS = {"IteratorGetNext", "ReadVariableOp", "ResourceGather"}
-
-#: Outputs as arrays, or ragged or sparse tensors, in the order of a structure.
-Leaves = list[Any]
 
 
 class Outputs:
@@ -111,8 +108,8 @@ class Outputs:
         keep them alive.
         """
         values = [value for variable in self._model.variables for value in values_of(variable)]
-        pairs = itertools.zip_longest((known() for known in self._read), values)
-        if any(known is not value for known, value in pairs):
+        pairs = itertools.zip_longest((value_read() for value_read in self._read), values)
+        if any(value_read is not value for value_read, value in pairs):
             self._single.clear()
             self._multiple.clear()
             self._read = [*map(weakref.ref, values)]
@@ -163,7 +160,7 @@ class Outputs:
         """Returns a function of many batches per call, if arrays can hold their outputs."""
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
-            if num_steps == 1 or not _fit_in_arrays(_pieces(of_one, iterator)):
+            if num_steps == 1 or not _fit_in_arrays(of_one.get_concrete_function(iterator)):
                 return one_by_one(iterator, num_steps)
             rows, checksum, outputs, counts = of_many(iterator, tf.constant(num_steps))
             result = LoopResult(num_steps, int(rows), 0.0, int(checksum))
@@ -216,16 +213,11 @@ class Outputs:
         return element.num_rows, element.checksum, outputs
 
 
-def _pieces(of_one: Any, iterator: Any) -> list[Any]:
-    """Returns the traced outputs of the function of one batch, by replica."""
-    return of_one.get_concrete_function(iterator).structured_outputs[2]
-
-
-def _fit_in_arrays(pieces: list[Any]) -> bool:
-    """Returns whether outputs are dense tensors that differ only in their number of rows."""
+def _fit_in_arrays(function: Any) -> bool:
+    """Returns whether the outputs are dense tensors that differ only in their number of rows."""
     return all(
         isinstance(output, tf.Tensor) and output.shape.rank and None not in output.shape[1:]
-        for output in keras.tree.flatten(pieces)
+        for output in keras.tree.flatten(function.structured_outputs[2])
     )
 
 
@@ -254,8 +246,8 @@ def _outputs_of_many(
                 written = [a.write(at, leaf[i]) for a, leaf in zip(arrays, by_leaf, strict=False)]
                 arrays = written + arrays[len(by_leaf) :]
             if counts:
-                own = tf.stack([sum(tf.shape(piece)[0] for piece in leaf) for leaf in by_leaf])
-                arrays[-1] = arrays[-1].write(number, own)
+                num_rows = tf.stack([sum(tf.shape(piece)[0] for piece in leaf) for leaf in by_leaf])
+                arrays[-1] = arrays[-1].write(number, num_rows)
         rows += tf.cast(own_rows, tf.int64)
         return number + 1, rows, checksum + own_checksum, arrays
 
@@ -301,108 +293,53 @@ def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]
         strategy: The strategy.
         local: The outputs of this worker.
     """
-    if local.counts is None:
-        local = _concatenated(local)
-    gathered = strategy.group.gather_objects(_arrays(local))
-    if not all(gathered):
+    sent = [[_sent(leaf) for leaf in keras.tree.flatten(piece)] for piece in local.pieces]
+    gathered = strategy.group.gather_objects((local.num_steps, local.counts, sent))
+    if not all(pieces for *_, pieces in gathered):
         return local.pieces  # no worker has outputs, or only some have, which the loop reports
-    like = local.pieces[0]
-    by_worker = [_by_step(arrays, like) for arrays in gathered]
+    by_worker = [_by_step(*of_worker) for of_worker in gathered]
     if len(set(map(len, by_worker))) > 1:
         return local.pieces  # as above
-    in_order = [
-        leaves for step in zip(*by_worker, strict=True) for group in step for leaves in group
-    ]
-    if _differ_by_rows(in_order):
-        in_order = [[np.concatenate(column) for column in zip(*in_order, strict=True)]]
-    return [_as_tensors(like, leaves) for leaves in in_order]
+    in_order = [piece for step in zip(*by_worker, strict=True) for part in step for piece in part]
+    columns = list(zip(*in_order, strict=True))
+    if all(_differ_by_rows(column) for column in columns):
+        in_order = [[np.concatenate(column) for column in columns]]
+    like = local.pieces[0]
+    dtypes = [leaf.dtype for leaf in keras.tree.flatten(like)]
+    return [keras.tree.pack_sequence_as(like, list(map(_received, p, dtypes))) for p in in_order]
 
 
-def _concatenated(local: LocalOutputs) -> LocalOutputs:
-    """Concatenates pieces if they are arrays that differ only in their number of rows."""
-    pieces = [[_as_array(leaf) for leaf in keras.tree.flatten(piece)] for piece in local.pieces]
-    if not pieces or not _differ_by_rows(pieces):
-        return local
-    rows = np.array([[len(leaf) for leaf in leaves] for leaves in pieces])
-    counts = rows.reshape(local.num_steps, -1, len(pieces[0])).sum(1)
-    whole = [np.concatenate(column) for column in zip(*pieces, strict=True)]
-    return LocalOutputs(
-        [keras.tree.pack_sequence_as(local.pieces[0], whole)], local.num_steps, counts
-    )
+def _by_step(num_steps: int, counts: np.ndarray | None, pieces: list[list]) -> list[list[list]]:
+    """Returns the pieces of each step; arguments as of `LocalOutputs`."""
+    if counts is None:
+        a_step = len(pieces) // num_steps
+        return [pieces[i : i + a_step] for i in range(0, len(pieces), a_step)]
+    ends = np.cumsum(counts, 0)[:-1]
+    parts = [np.split(leaf, ends[:, i]) for i, leaf in enumerate(pieces[0])]
+    return [[list(step)] for step in zip(*parts, strict=True)]
 
 
-def _arrays(local: LocalOutputs) -> list[np.ndarray]:
-    """Returns the arrays to send: `counts` or else the number of steps, and the pieces."""
-    if not local.pieces:
-        return []
-    head = np.array(local.num_steps) if local.counts is None else local.counts
-    leaves = keras.tree.flatten(local.pieces)
-    return [head.astype(np.int64), *(array for leaf in leaves for array in _components(leaf))]
+def _differ_by_rows(column: Sequence[Any]) -> bool:
+    """Returns whether outputs are arrays whose shapes differ only in the number of rows."""
+    are_arrays = all(isinstance(one, np.ndarray) and one.ndim for one in column)
+    return are_arrays and len({one.shape[1:] for one in column}) == 1
 
 
-def _by_step(arrays: list[np.ndarray], like: Any) -> list[list[Leaves]]:
-    """Returns the pieces of each step from the arrays that a worker sent."""
-    head, *rest = arrays
-    components = iter(rest)
-    leaves = keras.tree.flatten(like)
-    if head.ndim:
-        ends = np.cumsum(head, 0)[:-1]
-        parts = [np.split(next(components), ends[:, i]) for i in range(len(leaves))]
-        return [[list(step)] for step in zip(*parts, strict=True)]
-    pieces = list[Leaves]()
-    while (first := next(components, None)) is not None:
-        own = iter([first, *(next(components) for _ in range(sum(map(_size, leaves)) - 1))])
-        pieces.append([_put_together(leaf, own) for leaf in leaves])
-    a_step = len(pieces) // int(head)
-    return [pieces[i : i + a_step] for i in range(0, len(pieces), a_step)]
-
-
-def _differ_by_rows(pieces: list[Leaves]) -> bool:
-    """Returns whether all outputs are arrays whose shapes differ only in the number of rows."""
-    return all(
-        all(isinstance(one, np.ndarray) and one.ndim for one in column)
-        and len({one.shape[1:] for one in column}) == 1
-        for column in zip(*pieces, strict=True)
-    )
-
-
-def _as_array(leaf: Any) -> Any:
-    return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
-
-
-def _as_tensors(like: Any, leaves: Leaves) -> Any:
-    """Returns a structure of tensors with the dtypes of another."""
-    tensors = [
-        tf.convert_to_tensor(leaf, one.dtype) if isinstance(leaf, np.ndarray) else leaf
-        for leaf, one in zip(leaves, keras.tree.flatten(like), strict=True)
-    ]
-    return keras.tree.pack_sequence_as(like, tensors)
-
-
-def _components(leaf: Any) -> list[np.ndarray]:
-    """Returns the arrays that an output consists of."""
-    parts = [leaf]
+def _sent(leaf: Any) -> Any:
+    """Returns an output as an array; of a ragged or sparse one, a tuple of its parts."""
     if isinstance(leaf, tf.RaggedTensor):
-        parts = [leaf.flat_values, *leaf.nested_row_splits]
-    elif isinstance(leaf, tf.SparseTensor):
-        parts = [leaf.indices, leaf.values, leaf.dense_shape]
-    return [np.asarray(_as_array(part)) for part in parts]
+        return leaf.flat_values.numpy(), [splits.numpy() for splits in leaf.nested_row_splits]
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.indices.numpy(), leaf.values.numpy(), leaf.dense_shape.numpy()
+    return leaf.numpy() if isinstance(leaf, tf.Tensor) else np.asarray(leaf)
 
 
-def _size(like: Any) -> int:
-    """Returns the number of arrays that an output consists of."""
-    if isinstance(like, tf.RaggedTensor):
-        return 1 + like.ragged_rank
-    return 3 if isinstance(like, tf.SparseTensor) else 1
-
-
-def _put_together(like: Any, components: Iterator[np.ndarray]) -> Any:
-    """Returns an output of the same type as another from the arrays that it consists of."""
-    arrays = [next(components) for _ in range(_size(like))]
-    if isinstance(like, tf.RaggedTensor):
-        values = tf.convert_to_tensor(arrays[0], like.dtype)
-        return tf.RaggedTensor.from_nested_row_splits(values, arrays[1:], validate=False)
-    if isinstance(like, tf.SparseTensor):
-        indices, values, shape = arrays
-        return tf.SparseTensor(indices, tf.convert_to_tensor(values, like.dtype), shape)
-    return arrays[0]
+def _received(leaf: Any, dtype: Any) -> Any:
+    """Returns an output from what `_sent` returned."""
+    match leaf:
+        case values, splits:
+            values = tf.convert_to_tensor(values, dtype)
+            return tf.RaggedTensor.from_nested_row_splits(values, splits, validate=False)
+        case indices, values, shape:
+            return tf.SparseTensor(indices, tf.convert_to_tensor(values, dtype), shape)
+    return tf.convert_to_tensor(leaf, dtype)

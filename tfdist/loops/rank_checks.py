@@ -220,17 +220,17 @@ class RankChecks(Observer):
 
     def _current(self) -> dict[str, Any]:
         """Returns the hyperparameters that may change during training, by name."""
-        found: dict[str, Any] = {}
+        current: dict[str, Any] = {}
         for name, optimizer, settings in self._optimizers:
             inner = keras_optimizers.unwrapped(optimizer)
             for setting in settings:
-                found[f"{name} / {setting}"] = getattr(inner, setting)
+                current[f"{name} / {setting}"] = getattr(inner, setting)
             if (rate := keras_optimizers.learning_rate_variable(optimizer)) is not None:
-                found[f"{name} / learning_rate"] = float(np.asarray(rate.value))
+                current[f"{name} / learning_rate"] = float(np.asarray(rate.value))
             if (scale := getattr(optimizer, "dynamic_scale", None)) is not None:
-                found[f"{name} / dynamic_scale"] = float(np.asarray(scale.value))
-        found.update((name, layer.trainable) for name, layer in self._layers)
-        return found
+                current[f"{name} / dynamic_scale"] = float(np.asarray(scale.value))
+        current.update((name, layer.trainable) for name, layer in self._layers)
+        return current
 
     def _take_hyperparameters(self) -> float:
         """Returns a hash of the hyperparameters, which are kept for a message."""
@@ -341,8 +341,10 @@ def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
     """Returns the names of an optimizer's hyperparameters that are plain numbers."""
     inner = keras_optimizers.unwrapped(optimizer)
     # Not those of `get_config`, which a custom learning rate schedule need not have.
-    known = {n for kind in type(inner).__mro__ for n in inspect.signature(kind).parameters}
-    return [n for n, value in vars(inner).items() if n in known and isinstance(value, (int, float))]
+    parameters = {n for kind in type(inner).__mro__ for n in inspect.signature(kind).parameters}
+    return [
+        n for n, value in vars(inner).items() if n in parameters and isinstance(value, (int, float))
+    ]
 
 
 def _checksum(variable: keras.Variable) -> int:

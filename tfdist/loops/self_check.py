@@ -15,7 +15,7 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
@@ -23,22 +23,19 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.console import tables
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.functions import Loop, Steps
+from tfdist.loops.model_methods import ExactnessReport
 from tfdist.loops.observers import RunContext
 from tfdist.loops.outputs import concatenated
 from tfdist.loops.program_state import ProgramState, is_users, user_code
 from tfdist.model_setup.build import root_cause
-from tfdist.patches.batch_norm import layers_of
-from tfdist.replica.replica import StepOptions
 from tfdist.step.state import flat
 from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored_variables import first_difference
 from tfdist.upstream import keras_model, keras_optimizers, keras_training
-from tfdist.upstream.keras_model import drawing_layers
 from tfdist.upstream.keras_variables import plain_variables
 
 #: A difference may be so many times as large as the changes that rounding errors cause.
@@ -172,7 +169,8 @@ class SelfCheck:
             self.status = "not necessary: all code is Keras's"
             return None
         reason = self._reason_against(loop, data, run)
-        if reason is None and self.mode is None and self._num_bytes() > _MAX_BYTES:
+        num_bytes = sum(np.prod(v.shape) * 4.0 for v in self._variables())
+        if reason is None and self.mode is None and num_bytes > _MAX_BYTES:
             reason = f"its state has more than {_MAX_BYTES >> 20} MB"
         if reason is not None:
             self.status = _BY_COMMAND.format(reason)
@@ -189,9 +187,9 @@ class SelfCheck:
         """
         if (reason := self._reason_against(loop, data, run)) is not None:
             return f"not verified: {reason}"
-        began, tables = time.perf_counter(), self._functions.variables()
-        variables = [v for group in tables.values() for v in group]
-        state = ProgramState(self._model, [*variables, *self._waiting(), *self._rates()])
+        began, accumulation = time.perf_counter(), self._functions.accumulation
+        waiting = keras.tree.flatten(accumulation.waiting) if accumulation else []
+        state = ProgramState(self._model, [*self._variables(), *waiting, *self._rates()])
         parts, plain = self._plain_on_few_rows(loop, data, run, num_steps, state)
         if isinstance(plain, str):
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"
@@ -237,14 +235,8 @@ class SelfCheck:
                 del reasons["BatchNorm"]  # see `few_rows`
         return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or None
 
-    def _num_bytes(self) -> int:
-        groups = self._functions.variables().values()
-        sizes = (np.prod(v.shape) * 4.0 for group in groups for v in group)
-        return int(sum(sizes))
-
-    def _waiting(self) -> list[Any]:
-        accumulation = self._functions.accumulation
-        return keras.tree.flatten(accumulation.waiting) if accumulation else []
+    def _variables(self) -> list[keras.Variable]:
+        return [v for group in self._functions.variables().values() for v in group]
 
     def _rates(self) -> list[keras.Variable]:
         """Returns hyperparameters that are variables, which callbacks may set between steps."""
@@ -283,27 +275,22 @@ class SelfCheck:
 
     def _plain(self, loop: Loop, parts: Sequence[Any], state: ProgramState) -> Values:
         """Returns what Keras's own function of a loop computes, eagerly, from now on."""
-        model, values, is_traced = self._model, Values(), not self._model.run_eagerly
+        model = self._model
         with ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            groups = self._functions.variables().values()
-            stack.enter_context(plain_variables([v for group in groups for v in group]))
+            stack.enter_context(plain_variables(self._variables()))
             for optimizer in keras_optimizers.optimizers_of(model):
                 stack.enter_context(keras_optimizers.methods_of_class(optimizer))
             function = stack.enter_context(keras_model.eager_function(model, loop))
-            self._reset_metrics()
-            for step, part in enumerate(parts):
-                if is_traced:
-                    state.restore_python()  # as in the first step, whose Python is traced
-                before = self._state_values()
-                outputs = function([part]) if loop == "predict" else function(iter([part]))
-                if loop != "predict":  # the logs of an epoch
-                    outputs = keras_training.metrics_or_logs(model, outputs)
-                values |= self._after(loop, step, before, outputs)
-                self._halve_rates(loop)
-        return values
+
+            def step(number: int) -> Any:
+                if loop == "predict":
+                    return function([parts[number]])
+                return keras_training.metrics_or_logs(model, function(iter([parts[number]])))
+
+            return self._values_of(loop, len(parts), state, step)
 
     def _by_strategy(
         self,
@@ -318,32 +305,54 @@ class SelfCheck:
 
         Otherwise, rounding errors of a step could be larger in the next one.
         """
-        values, is_traced = Values(), not self._model.run_eagerly
         iterator = batches_like(data, parts, self._strategy, run.needs_full_batch)
+        copies = Values()
+
+        def step(number: int) -> Any:
+            self._functions.sync_copies()
+            _, outputs = run(iterator, 1)
+            # The other loops synchronize the replicas when they begin.
+            variables = self._named_variables().values() if loop == "train" else ()
+            if (copy := first_difference([*variables])) is not None:
+                where = f"{copy.variable.path} on {copy.device} after step {number + 1}"
+                copies[f"the copy of {where}"] = Value(np.array(copy.largest))
+            if loop == "predict":
+                return concatenated(outputs)
+            return self._functions.epoch_logs(outputs, loop)
+
         with self._functions.trial_steps():
-            self._reset_metrics()
-            for step in range(len(parts)):
-                if is_traced:
-                    state.restore_python()  # as in the first step, whose Python is traced
-                self._functions.sync_copies()
-                before = self._state_values()
-                _, outputs = run(iterator, 1)
-                if loop == "predict":
-                    outputs = concatenated(outputs)
-                else:
-                    outputs = self._functions.epoch_logs(outputs, loop)
-                # The other loops synchronize the replicas when they begin.
-                variables = self._named_variables().values() if loop == "train" else ()
-                if (copy := first_difference([*variables])) is not None:
-                    name = (
-                        f"the copy of {copy.variable.path} on {copy.device} after step {step + 1}"
-                    )
-                    values[name] = Value(np.array(copy.largest))
-                values |= self._after(loop, step, before, outputs)
-                for name, variable in self._named_variables().items():
-                    if (name := f"{name} after step {step + 1}") in plain:
-                        variable.assign(plain[name].new)
-                self._halve_rates(loop)
+            return self._values_of(loop, len(parts), state, step, plain) | copies
+
+    def _values_of(
+        self,
+        loop: Loop,
+        num_steps: int,
+        state: ProgramState,
+        step: Callable[[int], Any],
+        plain: Values | None = None,
+    ) -> Values:
+        """Returns what steps compute; each begins with the state that `plain` has, if given."""
+        values = Values()
+        if self._model.compiled:
+            self._model.reset_metrics()
+        for number in range(num_steps):
+            if not self._model.run_eagerly:
+                state.restore_python()  # as in the first step, whose Python is traced
+            when, before, outputs = f"step {number + 1}", self._state_values(), step(number)
+            if loop == "predict":  # numbered; ragged and sparse ones by their values
+                leaves = tf.nest.flatten(keras.tree.flatten(outputs), expand_composites=True)
+                named: dict[str, Any] = {f"output {i}": leaf for i, leaf in enumerate(leaves)}
+            else:
+                named = flat(outputs)
+            values |= {f"{n!r} of {when}": Value(np.asarray(named[n])) for n in sorted(named)}
+            for name, value in self._state_values().items():
+                values[f"{name} after {when}"] = Value(value.new, before[name].new)
+            for name, variable in self._named_variables().items() if plain else ():
+                if plain and (name := f"{name} after {when}") in plain:
+                    variable.assign(plain[name].new)
+            # Callbacks may change hyperparameters between two steps.
+            for i, rate in enumerate(self._rates() if loop == "train" else ()):
+                rate.assign(rate.value * (0.9 if i else 0.5))
         return values
 
     def _add_beginning(self, result: Values, plain: Values) -> None:
@@ -366,27 +375,9 @@ class SelfCheck:
             return
         if len(new.variables) != len(optimizer.variables):
             return
-        for own, other in zip(optimizer.variables, new.variables, strict=True):
-            name = f"{own.path} before step 1"
-            result[name], plain[name] = (Value(np.array(v.value)) for v in (own, other))
-
-    def _after(self, loop: Loop, step: int, before: Values, outputs: Any) -> Values:
-        """Returns the values after a step."""
-        place = f"step {step + 1}"
-        if loop == "predict":  # numbered; ragged and sparse ones by their values
-            leaves = tf.nest.flatten(keras.tree.flatten(outputs), expand_composites=True)
-            named: dict[str, Any] = {f"output {i}": leaf for i, leaf in enumerate(leaves)}
-        else:
-            named = flat(outputs)
-        values = {f"{n!r} of {place}": Value(np.asarray(new)) for n, new in sorted(named.items())}
-        for name, value in self._state_values().items():
-            values[f"{name} after {place}"] = Value(value.new, before[name].new)
-        return values
-
-    def _halve_rates(self, loop: Loop) -> None:
-        """Changes the hyperparameters that callbacks may change between two steps."""
-        for number, rate in enumerate(self._rates() if loop == "train" else ()):
-            rate.assign(rate.value * (0.9 if number else 0.5))
+        for built, other in zip(optimizer.variables, new.variables, strict=True):
+            name = f"{built.path} before step 1"
+            result[name], plain[name] = (Value(np.array(v.value)) for v in (built, other))
 
     def _state_values(self) -> Values:
         variables = self._named_variables()
@@ -403,10 +394,6 @@ class SelfCheck:
             and not variable.name.endswith("gradient_accumulator")
             and variable.dtype != "string"
         }
-
-    def _reset_metrics(self) -> None:
-        if self._model.compiled:
-            self._model.reset_metrics()
 
     def _restore(self, state: ProgramState) -> None:
         state.restore()
@@ -541,57 +528,3 @@ def _repeated(leaf: Any, times: int) -> Any:
     if isinstance(leaf, tf.SparseTensor):
         return tf.sparse.concat(0, [leaf] * times)
     return tf.concat([leaf] * times, 0)
-
-
-class ExactnessReport:
-    """Reports, once, why a trainer's results will not match single-device training.
-
-    Args:
-        model: The trained model.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-        is_rebuilt: Whether the model was rebuilt from one that the user passed.
-    """
-
-    def __init__(
-        self, model: keras.Model, strategy: Strategy, options: StepOptions, is_rebuilt: bool
-    ) -> None:
-        self._model, self._strategy, self._options = model, strategy, options
-        self._is_rebuilt = is_rebuilt
-        self._is_reported = False
-
-    def reported(self) -> str:
-        """Returns the report for a table; `print_once` then prints nothing."""
-        self._is_reported = True
-        return self._text() or "nothing"
-
-    def print_once(self, needs_full_batch: bool) -> None:
-        """Prints the report on the chief, unless it was reported before.
-
-        Args:
-            needs_full_batch: Whether the step gets full batches, which are exact.
-        """
-        if self._is_reported or not self._strategy.group.is_chief:
-            return
-        self._is_reported = True
-        if self._is_rebuilt:
-            tables.text(
-                "The trainer trains trainer.model. The model that you passed is not changed."
-            )
-        if not needs_full_batch and (text := self._text()):
-            tables.text(f"not exact: {text}")
-
-    def reasons(self) -> dict[str, str]:
-        """Returns why training will not match one device, by option or layer."""
-        reasons, options = dict(self._strategy.inexact), self._options
-        if self._strategy.num_replicas * options.accumulate > 1:
-            layers = layers_of(self._model)
-            if not all(options.sync_batch_norm or layer.synchronized for layer in layers):
-                use = "sync_batch_norm" + (" without accumulate" if options.accumulate > 1 else "")
-                reasons["BatchNorm"] = f"each replica uses its own moments; use {use}"
-            if options.replica_random and drawing_layers(self._model):
-                reasons["random layers"] = "each replica uses different random numbers"
-        return reasons
-
-    def _text(self) -> str:
-        return "; ".join(f"{name}: {why}" for name, why in self.reasons().items())

@@ -160,11 +160,11 @@ def root_cause(error: Exception) -> str:
 
 def _user_traceback(error: Exception) -> str:
     """Returns the user's frames of the traceback if a Python function of a data pipeline failed."""
-    _, found, text = str(error).partition("Traceback (most recent call last):")
+    _, heading, text = str(error).partition("Traceback (most recent call last):")
     frames = re.findall(r'^  File ".*\n(?:    .*\n)+', text.partition("[[{{node")[0], re.MULTILINE)
     libraries = (*tf.__path__, *keras.__path__)
     users = [frame for frame in frames if not any(f'"{path}/' in frame for path in libraries)]
-    return "\n" + "".join(users).rstrip() if found and users else ""
+    return "\n" + "".join(users).rstrip() if heading and users else ""
 
 
 def _symbolic(spec: Any) -> Any:

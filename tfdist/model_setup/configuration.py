@@ -44,23 +44,23 @@ def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
         model: The model.
         options: Options of the trainer.
     """
-    known = versions()
+    installed = versions()
     if "horovod" in sys.modules:
-        known["horovod"] = metadata.version("horovod")
-    found = {f"version of {name}": known[name] for name in _PACKAGES if name in known}
-    found[_PYTHON] = ".".join(platform.python_version_tuple()[:2])
-    found |= {name: str(value) for name, value in options.items()}
+        installed["horovod"] = metadata.version("horovod")
+    description = {f"version of {name}": installed[name] for name in _PACKAGES if name in installed}
+    description[_PYTHON] = ".".join(platform.python_version_tuple()[:2])
+    description |= {name: str(value) for name, value in options.items()}
     plain = functools.partial(_plain, names=_numbers_of_operations(model))
-    found |= _settings("model", plain(_architecture(model)))
+    description |= _settings("model", plain(_architecture(model)))
     if model.compiled:
         arguments = dict(keras_model.compile_config(model).config)
         arguments.pop("optimizer", None)
         for name, value in arguments.items():
-            found |= _settings(name, plain(value))
+            description |= _settings(name, plain(value))
     for number, optimizer in enumerate(optimizers_of(model)):
         name = f"optimizer {number + 1}" if number else "optimizer"
-        found |= _settings(name, plain(optimizer))
-    return found
+        description |= _settings(name, plain(optimizer))
+    return description
 
 
 def first_difference(descriptions: list[Description]) -> str | None:
@@ -104,8 +104,8 @@ def _numbers_of_operations(model: keras.Model) -> dict[str, str]:
     """
     names: dict[str, None] = {}
     for layer in keras_model.flatten_layers(model):
-        own = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
-        names |= dict.fromkeys(operation.name for operation in (layer, *own))
+        operations = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
+        names |= dict.fromkeys(operation.name for operation in (layer, *operations))
     return {name: f"operation {number}" for number, name in enumerate(names)}
 
 

@@ -144,8 +144,8 @@ def check_optimizer(model: keras.Model) -> None:
         ConfigurationError: It has state for other weights.
     """
     optimizer = keras_optimizers.unwrapped(model.optimizer)
-    known = {id(v) for v in keras_optimizers.weights_known_to(optimizer)}
-    if optimizer.built and not known.issuperset(map(id, model.trainable_variables)):
+    weights = {id(v) for v in keras_optimizers.weights_known_to(optimizer)}
+    if optimizer.built and not weights.issuperset(map(id, model.trainable_variables)):
         raise ConfigurationError(
             "The model's optimizer was built for other weights: those of another model, or before "
             "layers were unfrozen. Compile the model with a new optimizer."

@@ -139,13 +139,13 @@ def _copy_state(
         ConfigurationError: It has state for weights of another model.
     """
     copies = {id(old): new for old, new in variables}
-    known = keras_optimizers.weights_known_to(optimizer)
-    if any(id(weight) not in copies for weight in known):
+    weights = keras_optimizers.weights_known_to(optimizer)
+    if any(id(weight) not in copies for weight in weights):
         raise ConfigurationError(
             "The model's optimizer was built for weights that the model does not have. Compile it "
             "with a new one."
         )
-    copied.build([copies[id(weight)] for weight in known])
+    copied.build([copies[id(weight)] for weight in weights])
     _copy(optimizer.variables, copied.variables)
 
 

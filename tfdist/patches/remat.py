@@ -69,19 +69,19 @@ def chosen(model: keras.Model, remat: str) -> list[keras.layers.Layer]:
     if remat == "none":
         return []
     named = dict(_named(model, ""))
-    found, inside = [], set[int]()
+    layers, inside = [], set[int]()
     for path, layer in named.items():
         if is_functional(layer) or id(layer) in inside:
             continue
         is_chosen = not isinstance(layer, _CHEAP) if remat == "all" else re.search(remat, path)
         if is_chosen:
-            found.append(layer)
+            layers.append(layer)
             inside |= {id(inner) for inner in flatten_layers(layer)}
-    if not found and remat != "all":
+    if not layers and remat != "all":
         raise ConfigurationError(
             f"remat={remat!r} matches none of the layers {', '.join(list(named)[:8])}."
         )
-    return found
+    return layers
 
 
 @contextmanager

@@ -64,9 +64,9 @@ def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
                 if mask is not None:
                     set_mask(leaf, mask)
             new_args, new_options = keras.tree.pack_sequence_as((args, options), leaves)
-            found = _Values(values | dict(zip(from_scope, left, strict=True)))
+            restored_values = _Values(values | dict(zip(from_scope, left, strict=True)))
             with restored():
-                results = _called(function, new_args, new_options, found, outer)
+                results = _called(function, new_args, new_options, restored_values, outer)
             return results.differentiable()
 
         outputs = _with_gradient(again, first.differentiable(), sources, watching)
@@ -107,12 +107,12 @@ def _with_gradient(
                 recomputed = again(new, [zero])
             differentiated = [*new, *variables]
             if tf.executing_eagerly():
-                found = tape.gradient(recomputed, differentiated, list(upstream))
+                grads = tape.gradient(recomputed, differentiated, list(upstream))
             else:
                 # A variable may also be read before the sources, as by a layer called twice.
-                found = tf.gradients(recomputed, differentiated, list(upstream), stop_gradients=new)
-        of_sources = found[: len(sources)]
-        return (of_sources, found[len(sources) :]) if variables else of_sources
+                grads = tf.gradients(recomputed, differentiated, list(upstream), stop_gradients=new)
+        of_sources = grads[: len(sources)]
+        return (of_sources, grads[len(sources) :]) if variables else of_sources
 
     @tf.custom_gradient
     def through(*_: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
@@ -292,12 +292,12 @@ def _check_inputs(
     if tf.executing_eagerly():
         return
     new = tf.compat.v1.get_default_graph().get_operations()[num_before:]
-    known = {op.name for op in new} | {source.op.name for source in sources}
+    computed = {op.name for op in new} | {source.op.name for source in sources}
     for tensor in (tensor for op in new for tensor in op.inputs):
         is_constant = tensor.op.type in ("Const", "Placeholder") or not _is_float(tensor)
         _require(
             function,
-            is_constant or tensor.op.name in known,
+            is_constant or tensor.op.name in computed,
             f"it reads {tensor.name!r}, which is not one of its inputs",
         )
 

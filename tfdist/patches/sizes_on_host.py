@@ -63,9 +63,9 @@ def _device_of(operation: tf.Operation) -> str:
 
 def _computes_sizes(operation: tf.Operation) -> bool:
     """Returns whether a GPU would compute small integers from ones that the host has."""
-    known = [tensor for tensor in operation.inputs if not _is_constant(tensor)]
+    inputs = [tensor for tensor in operation.inputs if not _is_constant(tensor)]
     return (
-        bool(known)
+        bool(inputs)
         and operation.type not in _CALLS
         and all(map(_is_small_integer, [*operation.outputs, *operation.inputs]))
         and all(map(_is_on_host, operation.inputs))

@@ -231,8 +231,8 @@ class Replica:
 
     def _first_row(self) -> tf.Tensor:
         """Returns the number of this replica's first row in the global batch."""
-        own = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
-        return tf.cumsum(self._exchange([own])[0], exclusive=True)[self.index]
+        counts = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
+        return tf.cumsum(self._exchange([counts])[0], exclusive=True)[self.index]
 
     def _exchange(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """All-reduces within the forward or backward pass."""

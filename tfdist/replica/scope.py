@@ -109,10 +109,10 @@ class Scope(ReplicaScope):
         if "gather" not in vars(self):
             return compute(sources)
         with self.gather.backward():
-            found = compute(sources)
+            gradients = compute(sources)
         return [
             total_gradient(gradient, variable) if isinstance(gradient, list) else gradient
-            for gradient, variable in zip(found, variables, strict=True)
+            for gradient, variable in zip(gradients, variables, strict=True)
         ]
 
     def get_current_value(self, variable: keras.Variable) -> Any:

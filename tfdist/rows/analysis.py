@@ -70,10 +70,10 @@ class RowAnalysis:
                 continue
             todo.pop()
             values = [self._known[t.ref()] for t in last.op.inputs]
-            found = self._of_op(last.op, values)
-            if UNKNOWN in found and UNKNOWN not in values:
+            outputs = self._of_op(last.op, values)
+            if UNKNOWN in outputs and UNKNOWN not in values:
                 self.unknown.append(last.op.type)
-            for output, value in zip(last.op.outputs, found, strict=True):
+            for output, value in zip(last.op.outputs, outputs, strict=True):
                 self._known.setdefault(output.ref(), value)
         return self._known[tensor.ref()]
 
@@ -87,8 +87,8 @@ class RowAnalysis:
         return f"uses operations that the row analysis cannot follow ({names})"
 
     def _of_op(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
-        if (found := of_row(values)) is not None:
-            return [found] * len(op.outputs)
+        if (of_row_alone := of_row(values)) is not None:
+            return [of_row_alone] * len(op.outputs)
         if op.type in CALLS:
             return self._of_function(op, "f", values)
         if op.type in BRANCHES:
@@ -152,8 +152,8 @@ class RowAnalysis:
         if (of_rows := row_loop(body, condition, values, self._of_graph)) is not None:
             return of_rows
         for _ in range(_MAX_PASSES):
-            found = self._of_graph(body, current)
-            new = [joined(a, b) for a, b in zip(current, found, strict=True)]
+            after = self._of_graph(body, current)
+            new = [joined(a, b) for a, b in zip(current, after, strict=True)]
             if new == current:
                 break
             current = new
@@ -181,30 +181,30 @@ def _of_custom_gradient(op: Any, values: Sequence[Dependence]) -> list[Dependenc
         return list(values)
     if any(value.kind not in (Kind.ROWS, Kind.FREE) for value in values):
         return [worst(values) or UNKNOWN] * len(values)
-    known, upstream = list(zip(op.inputs, values, strict=True)), []
+    sources, upstream = list(zip(op.inputs, values, strict=True)), []
     float_inputs = [t for t in op.inputs if t.dtype.is_floating]
     with op.graph.as_default():
         for output, value in zip(op.outputs, values, strict=True):
             if output.dtype.is_floating:
                 upstream.append(tf.compat.v1.placeholder(output.dtype, output.shape))
                 # The gradient of what is the same on every replica is a sum over its rows.
-                known.append((upstream[-1], value if value.kind is Kind.ROWS else summed(0)))
+                sources.append((upstream[-1], value if value.kind is Kind.ROWS else summed(0)))
         floats = [output for output in op.outputs if output.dtype.is_floating]
         try:
             gradients = tf.gradients(floats, float_inputs, upstream)
         except (ValueError, TypeError, LookupError, NotImplementedError):
             return [UNKNOWN] * len(values)
-    analysis, by_input = RowAnalysis(known), {t.ref(): v for t, v in known}
+    analysis, by_input = RowAnalysis(sources), {t.ref(): v for t, v in sources}
     for tensor, gradient in zip(float_inputs, gradients, strict=True):
         if gradient is None:
             continue
         value = by_input[tensor.ref()]
         if isinstance(gradient, tf.IndexedSlices):
             return [UNKNOWN] * len(values)
-        found = analysis.of(gradient)
-        is_right = found.is_sum
+        kind = analysis.of(gradient)
+        is_right = kind.is_sum
         if value.kind is Kind.ROWS:
-            is_right = found.is_plain or replace(found, factor=value.factor) == value
+            is_right = kind.is_plain or replace(kind, factor=value.factor) == value
         if not is_right:
-            return [worst([found]) or MIXED] * len(values)
+            return [worst([kind]) or MIXED] * len(values)
     return list(values)

@@ -218,13 +218,13 @@ def beside_each_other(values: Iterable[Dependence], axis: int = 0, power: int = 
         axis: The axis of the rows in the result.
         power: The power of their number.
     """
-    own = [value for value in values if value.kind is Kind.ROWS]
-    factors = {value.factor for value in own} - {None}
-    segments = {value.parts for value in own if value.parts != DRAWN} or {DRAWN}
+    of_rows = [value for value in values if value.kind is Kind.ROWS]
+    factors = {value.factor for value in of_rows} - {None}
+    segments = {value.parts for value in of_rows if value.parts != DRAWN} or {DRAWN}
     if len(factors) > 1 or len(segments) > 1:
         return UNKNOWN
-    found = rows(axis, factors.pop() if factors else None, power)
-    return replace(found, parts=segments.pop())
+    result = rows(axis, factors.pop() if factors else None, power)
+    return replace(result, parts=segments.pop())
 
 
 def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dependence:
@@ -238,8 +238,8 @@ def added(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -> Dep
     if Kind.ROWS in kinds:
         if Kind.SUMMED in kinds or len({value.power for _, value in pairs}) > 1:
             return MIXED
-        found = aligned(tensors, values, out)
-        return with_power(found, pairs[0][1].power) if found.kind is Kind.ROWS else found
+        total = aligned(tensors, values, out)
+        return with_power(total, pairs[0][1].power) if total.kind is Kind.ROWS else total
     # What no row changes is the mean of itself: c B^p is the sum over rows of c B^(p - 1).
     powers = {v.power - (v.kind is Kind.FREE) for _, v in pairs}
     if len(powers) > 1:
@@ -260,8 +260,8 @@ def multiplied(tensors: Sequence[Any], values: Sequence[Dependence], out: Any) -
     if Kind.SUMMED in kinds:
         return summed(power) if Kind.FREE in kinds else MIXED
     if Kind.ROWS in kinds:
-        found = aligned(tensors, values, out)
-        return with_power(found, power) if found.kind is Kind.ROWS else found
+        product = aligned(tensors, values, out)
+        return with_power(product, power) if product.kind is Kind.ROWS else product
     a, b = (value.factor for value in values)
     return size(None if a is None or b is None else a * b, power)
 

@@ -121,14 +121,14 @@ class Lookups:
                 return
             batch = (x, y, weight) if overrides(self._model, "compute_loss") else (x, None, None)
             try:
-                found = _Gradients(self._model, batch)
+                gradients = _Gradients(self._model, batch)
             except ValueError as error:
                 self._reason = f"the lookups in embeddings are not known, because {error}"
                 return
-        self._kinds = found.kinds()
+        self._kinds = gradients.kinds()
         mixed = [i for i, kind in self._kinds.items() if kind is LookupKind.MIXED]
         if mixed:
-            self._reason = _reason(tables[mixed[0]], found.analysis)
+            self._reason = _reason(tables[mixed[0]], gradients.analysis)
 
 
 class _Gradients:
@@ -155,11 +155,11 @@ class _Gradients:
 
     def kinds(self) -> dict[int, LookupKind]:
         """Returns the kind of the lookups in each embedding, by its place."""
-        found = {i: kind_of_lookups(each, self.analysis) for i, each in self._of_call.items()}
+        kinds = {i: kind_of_lookups(each, self.analysis) for i, each in self._of_call.items()}
         for place in self._of_loss:  # every replica computes the loss of the full batch
-            is_one = found.get(place, LookupKind.ALIKE) is LookupKind.ALIKE
-            found[place] = LookupKind.ALIKE if is_one else LookupKind.MIXED
-        return found
+            is_one = kinds.get(place, LookupKind.ALIKE) is LookupKind.ALIKE
+            kinds[place] = LookupKind.ALIKE if is_one else LookupKind.MIXED
+        return kinds
 
     def _compute(self, batch: Any) -> None:
         x, y, weight = self._with_sparse(batch)
@@ -173,8 +173,8 @@ class _Gradients:
             if overrides(model, "compute_loss"):
                 loss = total_loss(model, scope.losses, (x, y, y_pred, weight), training=True)
                 logits = [logits_of(each) for each in outputs]
-                known = outputs + [each for each in logits if each is not None]
-                self._of_loss = _indices([loss], current, known)
+                stops = outputs + [each for each in logits if each is not None]
+                self._of_loss = _indices([loss], current, stops)
 
     def _with_sparse(self, batch: Any) -> Any:
         """Returns a batch with sparse tensors in place of dense ones with the same values."""

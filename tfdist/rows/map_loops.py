@@ -39,36 +39,36 @@ def row_loop(
     factor = _entries_per_row(condition, values, counters, kept)
     if factor is None:
         return None
-    found, items = list(values), {}
+    after, items = list(values), {}
     for place, (start, end) in enumerate(zip(body.inputs, ends, strict=True)):
         if place in counters:
-            found[place] = Dependence(Kind.ROUND, factor=factor)
+            after[place] = Dependence(Kind.ROUND, factor=factor)
         elif place not in kept:
             is_empty = values[place] == Dependence(Kind.LIST, 1, factor=factor)
             if not (is_empty and _is_filled(start, end)):
                 return None
             items[place] = end.op.inputs[2]
     indices = [ends[place].op.inputs[1] for place in items]
-    classes = analyze(body, found, [*items.values(), *indices])
+    classes = analyze(body, after, [*items.values(), *indices])
     for place, item, index in zip(items, classes, classes[len(items) :], strict=False):
         is_own = item.is_plain or (item.kind is Kind.ROW and item.factor == factor)
         if index.kind is not Kind.ROUND or not is_own:
-            found[place] = worst([item]) or UNKNOWN
+            after[place] = worst([item]) or UNKNOWN
         else:
-            found[place] = row_list(factor)
-    return [size(factor, 1) if i in counters else value for i, value in enumerate(found)]
+            after[place] = row_list(factor)
+    return [size(factor, 1) if i in counters else value for i, value in enumerate(after)]
 
 
 def of_row(values: Values) -> Dependence | None:
     """Returns the class of what is computed from a round's row; None if nothing of it is used."""
-    own = {value for value in values if value.kind is Kind.ROW}
-    if not own:
+    of_round = {value for value in values if value.kind is Kind.ROW}
+    if not of_round:
         return None
     others = [value for value in values if value.kind is not Kind.ROW]
     # A list that holds nothing of other rows is as good as a number.
     others += [part for value in others if value.kind is Kind.LIST for part in value.parts]
-    if len(own) == 1 and all(value.is_plain or value.kind is Kind.LIST for value in others):
-        return own.pop()
+    if len(of_round) == 1 and all(value.is_plain or value.kind is Kind.LIST for value in others):
+        return of_round.pop()
     return worst(others) or UNKNOWN
 
 

@@ -185,9 +185,9 @@ class ReductionInference:
         """
         model = self._model
         self.full_batch_metrics()
-        known = {id(v) for v in seeds_of(model) + model.metrics_variables}
-        known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
-        has_state = any(id(v) not in known for v in model.non_trainable_variables)
+        without_trace = {id(v) for v in seeds_of(model) + model.metrics_variables}
+        without_trace |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+        has_state = any(id(v) not in without_trace for v in model.non_trainable_variables)
         layers = flatten_layers(model)
         if has_state or any(
             isinstance(layer, keras.layers.Embedding)
@@ -235,12 +235,12 @@ class ReductionInference:
         own metrics do.
         """
         if self._full_batch_metrics is None:
-            found: frozenset[int] = frozenset()
+            metrics: frozenset[int] = frozenset()
             if _has_custom_metrics(self._model) or self._metrics_may_mix_rows():
                 with tf.init_scope():
                     batch = keras.utils.unpack_x_y_sample_weight(self._first_batch())
-                    found = _full_batch_metrics(self._model, batch)
-            self._full_batch_metrics = found
+                    metrics = _full_batch_metrics(self._model, batch)
+            self._full_batch_metrics = metrics
         return self._full_batch_metrics
 
     def _metrics_may_mix_rows(self) -> bool:

@@ -102,15 +102,17 @@ class Rows:
 
 def _outputs_reason(traced: TracedForward) -> str | None:
     """Returns which layer mixes rows, or may do so, or which output has no rows."""
-    found, layer = traced.mixing_layer()
+    dependence, layer = traced.mixing_layer()
     if calls_python(traced.operations):
         return "the model calls Python, as one device does, once per step"
-    if found is FREE:
+    if dependence is FREE:
         values = [(output, traced.analysis.of(output)) for output in traced.outputs]
         alike = [t for t, v in values if v.is_plain and not (v.is_zero and t.shape[:1] == [None])]
         return f"an output of shape {alike[0].shape} has no row per example" if alike else None
     name = "the model" if layer is None else f"{type(layer).__name__} {layer.name!r}"
-    mixes = "mixes the rows of a batch" if found is MIXED else traced.analysis.unknown_operations()
+    mixes = (
+        "mixes the rows of a batch" if dependence is MIXED else traced.analysis.unknown_operations()
+    )
     return f"{name} {mixes}"
 
 
@@ -144,15 +146,15 @@ def _states_reason(
     """
     generator = keras_model.global_generator()
     metrics = {id(v) for v in keras_model.metrics_variables_of(model)}
-    known = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
-    known |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
-    known |= set() if generator is None else {id(generator.state)}
+    exempt = {id(v) for v in keras_model.seeds_of(model)} | (set() if predicts else metrics)
+    exempt |= {id(v) for layer in batch_norm.layers_of(model) for v in layer.variables}
+    exempt |= set() if generator is None else {id(generator.state)}
     if not predicts:
         reductions.loss_reductions(len(traced.losses), traced.training)
     for state, start, new in traced.changed:
         if id(state) in metrics and change_is_sum(traced.analysis, start, new) is not FREE:
             return f"the update of {state.path!r} is not a sum over rows"
-        if id(state) in known or keras_model.is_seed(state):
+        if id(state) in exempt or keras_model.is_seed(state):
             continue
         if predicts:
             return f"a prediction updates {state.path!r}"

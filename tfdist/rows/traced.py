@@ -135,8 +135,8 @@ class TracedForward:
             for layer in flatten_layers(model):
                 stack.enter_context(replaced(layer, "call", self._recorded(layer, layer.call)))
             for owner, name in row_by_row_functions():
-                known = self._recorded(None, getattr(owner, name))
-                stack.enter_context(replaced(owner, name, known))
+                recorded = self._recorded(None, getattr(owner, name))
+                stack.enter_context(replaced(owner, name, recorded))
             outputs = self._call(batch)
             self.outputs = _tensors(outputs)
             self.losses = list(scope.losses)
@@ -168,9 +168,9 @@ class TracedForward:
                 return
         if all(value.is_plain for value in values):
             return
-        found = beside_each_other(values)
+        dependence = beside_each_other(values)
         for tensor in call.outputs:
-            self.analysis.set(tensor, found)
+            self.analysis.set(tensor, dependence)
 
     def mixing_layer(self) -> tuple[Dependence, keras.layers.Layer | None]:
         """Returns the worst class of the outputs, and the layer that first has such outputs.
@@ -181,12 +181,12 @@ class TracedForward:
         """
         calls = [call for call in self.calls if call.layer is not None]
         last = calls[-1].layer if calls else None
-        if (found := self._class_of(self.outputs)) is FREE:
-            return found, last
+        if (dependence := self._class_of(self.outputs)) is FREE:
+            return dependence, last
         for call in calls:
-            if self._class_of(call.outputs) is found and self._class_of(call.inputs) is FREE:
-                return found, call.layer
-        return found, last
+            if self._class_of(call.outputs) is dependence and self._class_of(call.inputs) is FREE:
+                return dependence, call.layer
+        return dependence, last
 
     def _class_of(self, tensors: list[tf.Tensor]) -> Dependence:
         values = [self.analysis.of(tensor) for tensor in tensors]
@@ -244,12 +244,12 @@ def is_added(start: tf.Tensor, new: tf.Tensor) -> bool:
     """Returns whether a tensor is another one plus numbers that do not depend on it."""
     if (todo := added_to(start, new)) is None:
         return False
-    known = set()
+    seen = set()
     while todo:
         if (tensor := todo.pop()) is start:
             return False
-        if tensor.ref() not in known:
-            known.add(tensor.ref())
+        if tensor.ref() not in seen:
+            seen.add(tensor.ref())
             todo += tensor.op.inputs
     return True
 

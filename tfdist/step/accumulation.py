@@ -52,13 +52,15 @@ def over_rounds(
         of_round(number, totals)
         return [t.noted for t in totals], [() for _ in shares]
 
-    known: list[Any] = [None for _ in shares]
+    totals_of_rounds: list[Any] = [None for _ in shares]
     local, _ = _summed_over_rounds(strategy, noted, num_rounds)
     if local[0]:
-        known = strategy.local_results(strategy.run(lambda i: strategy.all_reduce(local[i])))
+        totals_of_rounds = strategy.local_results(
+            strategy.run(lambda i: strategy.all_reduce(local[i]))
+        )
 
     def computed(number: Any) -> tuple[list[ReplicaOutputs], list[ReplicaOutputs]]:
-        each = of_round(number, [Totals(known=k) for k in known])
+        each = of_round(number, [Totals(known=k) for k in totals_of_rounds])
         return [outputs.summable() for outputs in each], [outputs.same() for outputs in each]
 
     sums, same = _summed_over_rounds(strategy, computed, num_rounds)
@@ -134,14 +136,14 @@ class GradientAccumulation:
         """
         finite = [number == 0 for number in overflows]
         waiting = [
-            {i: own[i] for i in gradients}
-            for own, gradients in zip(self.waiting, local, strict=True)
+            {i: sums[i] for i in gradients}
+            for sums, gradients in zip(self.waiting, local, strict=True)
         ]
-        for gradients, own, is_finite in zip(local, waiting, finite, strict=True):
+        for gradients, sums, is_finite in zip(local, waiting, finite, strict=True):
             for i, gradient in gradients.items():
-                with tf.device(own[i].device):
+                with tf.device(sums[i].device):
                     unscaled = self._scaling.unscale([tf.convert_to_tensor(gradient)])[0]
-                    own[i].assign_add(tf.where(is_finite, unscaled, 0.0))
+                    sums[i].assign_add(tf.where(is_finite, unscaled, 0.0))
         num_batches = num_batches_seen(self._scaling.optimizer)
         is_last = finite[0] & ((num_batches + 1) % self._every == 0)
         # Branches return nothing: what `tf.cond` returns is merged on one device, to which the
@@ -153,8 +155,8 @@ class GradientAccumulation:
             return tf.where(is_last, variable.read_value(), nothing)
 
         totals = [
-            {i: _on_its_device(of_batch, variable, is_finite) for i, variable in own.items()}
-            for own, is_finite in zip(waiting, finite, strict=True)
+            {i: _on_its_device(of_batch, variable, is_finite) for i, variable in sums.items()}
+            for sums, is_finite in zip(waiting, finite, strict=True)
         ]
         with tf.control_dependencies(tf.nest.flatten(totals)):
             tf.cond(is_last, lambda: _clear(tf.nest.flatten(waiting)), tf.no_op)

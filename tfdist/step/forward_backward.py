@@ -80,14 +80,14 @@ class ReplicaOutputs(NamedTuple):
             zero: The number 0, int32.
             here: Whether the zeros are for another replica, on the current device.
         """
-        gradients, own = {}, functools.partial(copied, zero=zero)
+        gradients, copy = {}, functools.partial(copied, zero=zero)
         # Buckets follow the order of the operations that compute the gradients, which has to be
         # the same on all replicas.
         for i, gradient in self.gradients.items():
             # Every zero differs: TensorFlow merges two equal all-reduces into one, and Horovod
             # would wait for the other.
             zeros = functools.partial(zeros_beside, zero=zero * (i + 1), here=here)
-            gradients[i] = each_piece(own if counts else zeros, gradient)
+            gradients[i] = each_piece(copy if counts else zeros, gradient)
         state, metrics = self.state.reduced_floats(), self.metrics.reduced_floats()
         if not counts:
             state, metrics = state.zeros(zero, here), metrics.zeros(zero, here)

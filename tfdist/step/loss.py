@@ -90,10 +90,10 @@ def gather_masks_and_logits(replica: Replica, local: Any, gathered: Any) -> None
     """Gathers what Keras attaches to outputs for losses: masks, and logits of probabilities."""
     if replica.num_replicas == 1:
         return
-    for own, whole in zip(tf.nest.flatten(local), tf.nest.flatten(gathered), strict=True):
-        if (mask := keras_model.mask_of(own)) is not None:
+    for part, whole in zip(tf.nest.flatten(local), tf.nest.flatten(gathered), strict=True):
+        if (mask := keras_model.mask_of(part)) is not None:
             keras_model.set_mask(whole, replica.gather(mask))
-        if (logits := keras_model.logits_of(own)) is not None:
+        if (logits := keras_model.logits_of(part)) is not None:
             keras_model.set_logits(whole, replica.gather(logits))
 
 

@@ -258,8 +258,8 @@ def _rebuilt(
         ]
         values = dict(zip(names, [*_tensors(rest), *captured], strict=True))
         mapped = {name: v for name, v in values.items() if name.partition(":")[0] in read}
-        found = tf.graph_util.import_graph_def(definition, mapped, computed, name="traced")
-        values |= dict(zip(computed, found, strict=True))
+        imported = tf.graph_util.import_graph_def(definition, mapped, computed, name="traced")
+        values |= dict(zip(computed, imported, strict=True))
         for tensor in graph.outputs:
             values[tensor.name].set_shape(tensor.shape)
         return tf.nest.pack_sequence_as(

@@ -111,8 +111,8 @@ class ForwardState:
             use_global_generator(self._generator)  # the replica may be traced in another thread
         seeds = []
         if self._replica_random:
-            known = self._seeds + self._global_seeds
-            seeds = [(v, v + offset(v, replica.microbatch)) for v in known]
+            all_seeds = self._seeds + self._global_seeds
+            seeds = [(v, v + offset(v, replica.microbatch)) for v in all_seeds]
         zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics if id(v) not in continued]
         scope = Scope(seeds + zeros, bucket_bytes=self._bucket_bytes, collect_losses=True)
         scope.sums = frozenset(id(v) for v, _ in zeros)
@@ -131,28 +131,28 @@ class ForwardState:
 
     def changes(self, scope: Scope, replica: Replica) -> tuple[Changes, Changes]:
         """Returns what the forward pass changed in the model's state, and in the metrics."""
-        known = {id(v) for v in self._state + self._metrics}
-        self._state += [v for i, v in scope.updated.items() if i not in known]
+        listed = {id(v) for v in self._state + self._metrics}
+        self._state += [v for i, v in scope.updated.items() if i not in listed]
         state = Changes({}, {}, {})
-        for place, variable, new in _assigned(scope, self._state):
-            if place < len(self._seeds):
-                own = self._replica_random
-                state.same[place] = new - offset(variable, replica.microbatch) if own else new
+        for index, variable, new in _assigned(scope, self._state):
+            if index < len(self._seeds):
+                is_random = self._replica_random
+                state.same[index] = new - offset(variable, replica.microbatch) if is_random else new
             elif any(variable is seed for seed in self._global_seeds):
                 # It does not move by a fixed number: the first microbatch decides.
                 first = tf.cast(replica.microbatch == 0, tf.int64)
-                state.averaged[place] = tf.cast(new, tf.int64) * first
+                state.averaged[index] = tf.cast(new, tf.int64) * first
             elif is_seed(variable):  # of a metric or a loss: it moves alike on every replica
-                state.same[place] = new
+                state.same[index] = new
             elif self._reduction(variable, replica, scope) is Reduction.SUM:
-                state.added[place] = replica.if_counted(new - variable)
+                state.added[index] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):
-                state.averaged[place] = _weighted(new, replica)
+                state.averaged[index] = _weighted(new, replica)
             else:  # a counter, which changes alike on every replica
-                state.same[place] = new
+                state.same[index] = new
         metrics, continued = Changes({}, {}, {}), self._continued_metrics(replica)
-        for place, variable, new in _assigned(scope, self._metrics):
-            (metrics.same if id(variable) in continued else metrics.added)[place] = new
+        for index, variable, new in _assigned(scope, self._metrics):
+            (metrics.same if id(variable) in continued else metrics.added)[index] = new
         return state, metrics
 
     def commit(self, changes: Changes, only_finite: bool = False) -> None:
@@ -233,10 +233,10 @@ def _assigned(
     scope: Scope, variables: list[keras.Variable]
 ) -> Iterator[tuple[int, keras.Variable, Any]]:
     """Yields place, variable, and new value of the variables that were assigned in a scope."""
-    for place, variable in enumerate(variables):
+    for index, variable in enumerate(variables):
         new = scope.assigned(variable)
         if new is not None:
-            yield place, variable, new
+            yield index, variable, new
 
 
 def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
@@ -252,10 +252,10 @@ def _write(variables: list[keras.Variable], changes: Changes, only_finite: bool 
     if only_finite:
         new = _finite(new, lambda i, _: tf.convert_to_tensor(variables[i]))
         added = _finite(added, lambda _, change: tf.zeros_like(change))
-    for place, change in added.items():
-        variables[place].assign_add(change)
-    for place, value in new.items():
-        variables[place].assign(value)
+    for index, change in added.items():
+        variables[index].assign_add(change)
+    for index, value in new.items():
+        variables[index].assign(value)
 
 
 def _finite(values: dict[int, Any], instead: Callable[[int, Any], tf.Tensor]) -> dict[int, Any]:

@@ -217,20 +217,17 @@ def drawn_outputs(
             element.num_rows, strategy.all_reduce, first_row=share.first_row,
         )  # fmt: skip
         is_own = options.replica_random
-        own = [(v, v + offset(v, replica.index)) for v in seeds] if is_own else []
-        with (
-            Scope(own, bucket_bytes=strategy.exchange.bucket_bytes, collect_losses=True) as scope,
-            replica,
-        ):
+        shifted = [(v, v + offset(v, replica.index)) for v in seeds] if is_own else []
+        with Scope(shifted, bucket_bytes=bucket_bytes, collect_losses=True) as scope, replica:
             outputs = drop_padding(fn(share.rows), share.num_rows)
-            assigned = {place: scope.assigned(seed) for place, seed in enumerate(seeds)}
-        news = {place: new for place, new in assigned.items() if new is not None}
+            assigned = [scope.assigned(seed) for seed in seeds]
+        news = {i: new for i, new in enumerate(assigned) if new is not None}
         if is_own:
             news = {i: new - offset(seeds[i], replica.index) for i, new in news.items()}
         return outputs, news
 
     def write(result: tuple[Any, dict[int, tf.Tensor]]) -> tf.Tensor:
-        written = [seeds[place].assign(new) for place, new in result[1].items()]
+        written = [seeds[i].assign(new) for i, new in result[1].items()]
         with tf.control_dependencies(written):
             return tf.constant(0)
 

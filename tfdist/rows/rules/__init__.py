@@ -1,6 +1,6 @@
 """How TensorFlow's operations pass on the dependence on rows: a rule for each type of operation.
 
-A rule gets an operation and the classes of its inputs (`row_dependence.Dependence`), and returns
+A rule gets an operation and the classes of its inputs (`dependence.Dependence`), and returns
 the class of its outputs, or of each. Operations without a rule are UNKNOWN as soon as rows reach
 them.
 """
@@ -13,7 +13,6 @@ from tfdist.rows.rules import (
     linear_algebra,
     lists,
     reductions,
-    rounds,
     selection,
     shapes,
 )
@@ -26,8 +25,9 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **selection.RULES,
     **shapes.RULES,
-    **rounds.RULES,
 }
 
 #: Operations whose rules also apply to the number of a round.
-OF_ROUNDS = rounds.OF_ROUNDS
+OF_ROUNDS = frozenset(
+    ["GatherV2", "Identity", "Pack", "StridedSlice", "TensorListGetItem", "TensorListSetItem"]
+)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.rows import dependence as row_dependence
+from tfdist.rows import dependence
 from tfdist.rows.dependence import (
     FREE,
     UNKNOWN,
@@ -46,36 +46,18 @@ Conj EnsureShape Identity PlaceholderWithDefault PreventGradient Real Snapshot S
 
 def elementwise_rule(op: Any, values: Values) -> Dependence:
     """Returns the class of a function of the single elements of all inputs of an operation."""
-    return row_dependence.elementwise(op.inputs, values, op.outputs[0])
+    return dependence.elementwise(op.inputs, values, op.outputs[0])
 
 
 def _added(op: Any, values: Values) -> Dependence:
-    found = row_dependence.added(op.inputs, values, op.outputs[0])
-    return without_factor(found) if op.type == "Sub" else found
+    total = dependence.added(op.inputs, values, op.outputs[0])
+    return without_factor(total) if op.type == "Sub" else total
 
 
 def _extreme(op: Any, values: Values) -> Dependence:
     """`Maximum` and `Minimum`, also of two equal sizes."""
     is_size = values[0].kind is Kind.FREE and values[0].factor is not None
     return values[0] if is_size and values[0] == values[1] else elementwise_rule(op, values)
-
-
-def _negated(op: Any, values: Values) -> Dependence:
-    del op
-    return without_factor(values[0])
-
-
-def _multiplied(op: Any, values: Values) -> Dependence:
-    return row_dependence.multiplied(op.inputs, values, op.outputs[0])
-
-
-def _divided(op: Any, values: Values) -> Dependence:
-    return row_dependence.divided(op.inputs, values, op.outputs[0])
-
-
-def _same(op: Any, values: Values) -> Dependence:
-    del op
-    return values[0]
 
 
 def _cast(op: Any, values: Values) -> Dependence:
@@ -88,18 +70,13 @@ def _cast(op: Any, values: Values) -> Dependence:
     return elementwise_rule(op, values)
 
 
-def _bitcast(op: Any, values: Values) -> Dependence:
-    is_alike = op.inputs[0].dtype.size == op.outputs[0].dtype.size
-    return elementwise_rule(op, values) if is_alike else worst(values) or UNKNOWN
-
-
 def _select(op: Any, values: Values) -> Dependence:
     if not values[0].is_plain:
         return elementwise_rule(op, values)
-    found = row_dependence.added(list(op.inputs)[1:], values[1:], op.outputs[0])
-    if found.kind is Kind.ROWS:  # the condition must not have a place for each row
-        found = with_power(row_dependence.aligned(op.inputs, values, op.outputs[0]), found.power)
-    return found if found.kind is not Kind.FREE else size(None, found.power)
+    selected = dependence.added(list(op.inputs)[1:], values[1:], op.outputs[0])
+    if selected.kind is Kind.ROWS:  # the condition must not have a place for each row
+        selected = with_power(dependence.aligned(op.inputs, values, op.outputs[0]), selected.power)
+    return selected if selected.kind is not Kind.FREE else size(None, selected.power)
 
 
 def constant(op: Any, values: Values) -> Dependence:
@@ -114,14 +91,6 @@ def constant(op: Any, values: Values) -> Dependence:
     return size(int(value)) if is_size else FREE
 
 
-def _zeros(op: Any, values: Values) -> Dependence:
-    return _filled_alike(values[0], ZERO)
-
-
-def _ones(op: Any, values: Values) -> Dependence:
-    return _filled_alike(values[0], FREE)
-
-
 def _filled_alike(value: Dependence, constant: Dependence) -> Dependence:
     """Returns the class of a constant with the shape of another tensor."""
     if value.kind is Kind.ROWS:
@@ -129,29 +98,36 @@ def _filled_alike(value: Dependence, constant: Dependence) -> Dependence:
     return constant if value.kind in (Kind.FREE, Kind.SUMMED) else worst([value]) or UNKNOWN
 
 
-def _free(op: Any, values: Values) -> Dependence:
-    del op, values
-    return FREE
-
-
-def _found(op: Any, values: Values) -> Dependence:
-    """`LookupTableFindV2`: values for the keys, from a table with a default."""
-    return row_dependence.elementwise([op.inputs[1]], [values[1]], op.outputs[0])
-
-
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = dict.fromkeys(_ELEMENTWISE.split(), elementwise_rule)
-    found |= dict.fromkeys(_LINEAR.split(), _same)
-    found |= dict.fromkeys(["Add", "AddV2", "AddN", "Sub"], _added)
-    found |= dict.fromkeys(["Maximum", "Minimum"], _extreme)
-    found |= dict.fromkeys(["Mul", "MulNoNan"], _multiplied)
-    found |= dict.fromkeys(["RealDiv", "Div", "DivNoNan"], _divided)
-    found |= dict.fromkeys(["Select", "SelectV2"], _select)
-    found |= dict.fromkeys(["Rank", "VarHandleOp", "NoOp"], _free)
-    return found | {
-        "Bitcast": _bitcast, "Cast": _cast, "Neg": _negated, "Const": constant, "ZerosLike": _zeros,
-        "OnesLike": _ones, "LookupTableFindV2": given_plain(_found, 0, 2),
-    }  # fmt: skip
+    rules: dict[str, Rule] = dict.fromkeys(_ELEMENTWISE.split(), elementwise_rule)
+    rules |= dict.fromkeys(_LINEAR.split(), lambda op, v: v[0])
+    rules |= dict.fromkeys(["Add", "AddV2", "AddN", "Sub"], _added)
+    rules |= dict.fromkeys(["Maximum", "Minimum"], _extreme)
+    rules |= dict.fromkeys(
+        ["Mul", "MulNoNan"], lambda op, v: dependence.multiplied(op.inputs, v, op.outputs[0])
+    )
+    rules |= dict.fromkeys(
+        ["RealDiv", "Div", "DivNoNan"],
+        lambda op, v: dependence.divided(op.inputs, v, op.outputs[0]),
+    )
+    rules |= dict.fromkeys(["Select", "SelectV2"], _select)
+    rules |= dict.fromkeys(["Rank", "VarHandleOp", "NoOp"], lambda op, v: FREE)
+    return rules | {
+        "Bitcast": lambda op, v: (
+            elementwise_rule(op, v)
+            if op.inputs[0].dtype.size == op.outputs[0].dtype.size
+            else worst(v) or UNKNOWN
+        ),
+        "Cast": _cast,
+        "Neg": lambda op, v: without_factor(v[0]),
+        "Const": constant,
+        "ZerosLike": lambda op, v: _filled_alike(v[0], ZERO),
+        "OnesLike": lambda op, v: _filled_alike(v[0], FREE),
+        # Values for keys, from a table with a default.
+        "LookupTableFindV2": given_plain(
+            lambda op, v: dependence.elementwise([op.inputs[1]], [v[1]], op.outputs[0]), 0, 2
+        ),
+    }
 
 
 #: The rules, by type of operation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.rows import dependence as row_dependence
+from tfdist.rows import dependence
 from tfdist.rows.dependence import (
     FREE,
     MIXED,
@@ -46,7 +46,7 @@ _LAST_AXES = {
 def _last_axes(op: Any, values: Values) -> Dependence:
     value, rank = values[0], op.inputs[0].shape.rank
     if value.kind is not Kind.ROWS:
-        return row_dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
+        return dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
     if rank is None:
         return UNKNOWN
     return MIXED if value.power or value.axis >= rank - _LAST_AXES[op.type] else value
@@ -90,9 +90,9 @@ def _product(op: Any, values: Values) -> Dependence:
     rank = max(ranks)
     letters = "abcdefgh"[: rank - 2]
     labels = []
-    for tensor, own, end in zip(list(op.inputs)[:2], ranks, ends, strict=True):
-        front = letters[len(letters) - (own - 2) :]
-        labels.append([*_of_axes(front, tensor.shape[: own - 2]), *end])
+    for tensor, own_rank, end in zip(list(op.inputs)[:2], ranks, ends, strict=True):
+        front = letters[len(letters) - (own_rank - 2) :]
+        labels.append([*_of_axes(front, tensor.shape[: own_rank - 2]), *end])
     return _einsum_of(op, values, labels, letters + "mn")
 
 
@@ -139,14 +139,14 @@ def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str
     if Kind.ROWS not in kinds or labels is None:
         return UNKNOWN
     pairs = list(zip(values, labels, strict=True))
-    of_rows = [(v, own[v.axis]) for v, own in pairs if v.kind is Kind.ROWS]
-    found = {label for _, label in of_rows}
-    if len(found) > 1:
+    of_rows = [(v, axes[v.axis]) for v, axes in pairs if v.kind is Kind.ROWS]
+    of_row_axes = {label for _, label in of_rows}
+    if len(of_row_axes) > 1:
         return MIXED
-    label = found.pop()
+    label = of_row_axes.pop()
     if label == _BROADCAST:
         return UNKNOWN
-    if any(label in own for v, own in pairs if v.kind is not Kind.ROWS):
+    if any(label in axes for v, axes in pairs if v.kind is not Kind.ROWS):
         return MIXED  # a weight for each place in the batch
     is_kept = label in out
     result = beside_each_other(values, out.index(label) if is_kept else 0, power)
@@ -154,14 +154,14 @@ def _einsum_of(op: Any, values: Values, labels: list[list[str]] | None, out: str
 
 
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = dict.fromkeys(_LAST_AXES, given_plain(_last_axes, 1, 2))
-    for place, text in _LEADING.items():
-        rule = lambda op, v, place=place: _leading(op, v, place)  # noqa: E731
-        found |= dict.fromkeys(text.split(), rule)
-    found |= dict.fromkeys(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], _product)
-    found["MatrixDiagV3"] = given_plain(_diagonal, 1, 2, 3, 4)
+    rules: dict[str, Rule] = dict.fromkeys(_LAST_AXES, given_plain(_last_axes, 1, 2))
+    for index, text in _LEADING.items():
+        rule = lambda op, v, index=index: _leading(op, v, index)  # noqa: E731
+        rules |= dict.fromkeys(text.split(), rule)
+    rules |= dict.fromkeys(["MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], _product)
+    rules["MatrixDiagV3"] = given_plain(_diagonal, 1, 2, 3, 4)
     names = ["ImageProjectiveTransformV2", "ImageProjectiveTransformV3"]
-    return found | dict.fromkeys(names, given_plain(_transformed, 2, 3)) | {"Einsum": _einsum}
+    return rules | dict.fromkeys(names, given_plain(_transformed, 2, 3)) | {"Einsum": _einsum}
 
 
 #: The rules, by type of operation.

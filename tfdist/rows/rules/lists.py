@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tfdist.rows import dependence as row_dependence
+from tfdist.rows import dependence
 from tfdist.rows.dependence import UNKNOWN, Dependence, Kind, Rule, Values, rows, size, worst
 
 
@@ -30,7 +30,7 @@ def _list_set(op: Any, values: Values) -> Dependence:
         return worst(values[1:]) or UNKNOWN
     if op.get_attr("resize_if_index_out_of_bounds"):
         listed = replace(listed, factor=None)
-    return row_dependence.joined(listed, replace(listed, parts=(item,)))
+    return dependence.joined(listed, replace(listed, parts=(item,)))
 
 
 def _list_get(op: Any, values: Values) -> Dependence:

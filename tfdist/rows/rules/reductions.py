@@ -76,10 +76,10 @@ def _one_axis(op: Any, values: Values) -> Dependence:
 def _cumulative(op: Any, values: Values) -> Dependence:
     """`Cumsum`, `Reverse`, `Roll`: the entries along an axis are combined or moved."""
     value = values[0]
-    place = 2 if op.type == "Roll" else 1
+    index = 2 if op.type == "Roll" else 1
     if value.kind is not Kind.ROWS:
         return elementwise_rule(op, values)
-    if (axes := _axes_of(op, place)) is None:
+    if (axes := _axes_of(op, index)) is None:
         return UNKNOWN
     return MIXED if value.axis in axes or value.power else value
 
@@ -105,16 +105,16 @@ def _cross_entropy(op: Any, values: Values) -> Dependence:
 
 
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = {"L2Loss": _half_of_squares}
+    rules: dict[str, Rule] = {"L2Loss": _half_of_squares}
     linear = given_plain(lambda op, v: _reduced(op, v, is_linear=True), 1)
-    found |= dict.fromkeys(["Sum", "Mean"], linear)
+    rules |= dict.fromkeys(["Sum", "Mean"], linear)
     names = ["Max", "Min", "Prod", "All", "Any", "EuclideanNorm"]
-    found |= dict.fromkeys(names, given_plain(lambda op, v: _reduced(op, v, is_linear=False), 1))
+    rules |= dict.fromkeys(names, given_plain(lambda op, v: _reduced(op, v, is_linear=False), 1))
     names = ["Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2", "Roll"]
-    found |= dict.fromkeys(names, given_plain(_cumulative, 1, 2))
-    found |= dict.fromkeys(["ArgMax", "ArgMin"], given_plain(_one_axis, 1))
+    rules |= dict.fromkeys(names, given_plain(_cumulative, 1, 2))
+    rules |= dict.fromkeys(["ArgMax", "ArgMin"], given_plain(_one_axis, 1))
     names = ["SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"]
-    return found | dict.fromkeys(names, _cross_entropy)
+    return rules | dict.fromkeys(names, _cross_entropy)
 
 
 #: The rules, by type of operation.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.rows import dependence as row_dependence
+from tfdist.rows import dependence
 from tfdist.rows.dependence import (
     FREE,
     MIXED,
@@ -50,8 +50,12 @@ def _sliced(op: Any, values: Values) -> Dependence:
 
 
 def _strided(op: Any, values: Values) -> Dependence:
-    """`StridedSlice`."""
-    value = values[0]
+    """`StridedSlice`, also of the row of a round, at its number in a vector of places."""
+    value, begin = values[:2]
+    if begin.kind is Kind.ROUND and value.kind is not Kind.ROUND and _takes_one_entry(op):
+        return row_of(value, begin)
+    if value.kind is Kind.ROUND or not all(bound.is_plain for bound in values[1:]):
+        return worst(values) or UNKNOWN
     if value.kind in (Kind.MIXED, Kind.UNKNOWN, Kind.LIST):
         return worst(values) or UNKNOWN
     if value.kind is Kind.SUMMED:
@@ -71,8 +75,8 @@ def _strided(op: Any, values: Values) -> Dependence:
     if rank is None:
         return UNKNOWN
     count, new_axes = len(bounds[0]), bin(masks[3]).count("1")
-    for place in range(count):
-        bit = 1 << place
+    for index in range(count):
+        bit = 1 << index
         if masks[2] & bit:
             skipped = rank - (count - 1 - new_axes)
             if in_axis <= value.axis < in_axis + skipped:
@@ -83,13 +87,24 @@ def _strided(op: Any, values: Values) -> Dependence:
             out_axis += 1
             continue
         if in_axis == value.axis:
-            from_start = masks[0] & bit or bounds[0][place] == 0
-            is_whole = from_start and masks[1] & bit and bounds[2][place] == 1
+            from_start = masks[0] & bit or bounds[0][index] == 0
+            is_whole = from_start and masks[1] & bit and bounds[2][index] == 1
             if is_whole and not masks[4] & bit:
                 return replace(value, axis=out_axis)
             return UNKNOWN if bounds[1] is None and not masks[4] & bit else MIXED
         in_axis, out_axis = in_axis + 1, out_axis + (not masks[4] & bit)
     return replace(value, axis=out_axis + value.axis - in_axis)
+
+
+def _takes_one_entry(op: Any) -> bool:
+    """Returns whether a slice takes one entry along the first axis, and all along the others."""
+    kinds = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    begins, ends, ellipsis, new_axes, shrunk = (op.get_attr(f"{kind}_mask") for kind in kinds)
+    strides = constant_value(op.inputs[3])
+    if strides is None or shrunk != 1 or new_axes or (begins | ends | ellipsis) & 1:
+        return False
+    is_whole = [bool((ellipsis | begins & ends) >> axis & 1) for axis in range(1, len(strides))]
+    return all(is_whole) and bool(np.all(strides == 1))
 
 
 def _bound(tensor: Any) -> Any:
@@ -109,8 +124,8 @@ def _entries(value: Dependence, bounds: list[Any], masks: list[int]) -> Dependen
         return UNKNOWN
     begin = None if masks[0] & 1 else int(bounds[0][0])
     if masks[4] & 1:
-        place = begin or 0
-        return value.parts[place] if -len(value.parts) <= place < len(value.parts) else UNKNOWN
+        index = begin or 0
+        return value.parts[index] if -len(value.parts) <= index < len(value.parts) else UNKNOWN
     if bounds[1] is None and not masks[1] & 1:
         return UNKNOWN
     end = None if masks[1] & 1 else int(bounds[1][0])
@@ -186,7 +201,7 @@ def _one_hot(op: Any, values: Values) -> Dependence:
     if value.kind is Kind.ROWS and value.power:
         return UNKNOWN
     if value.kind is not Kind.ROWS:
-        return row_dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
+        return dependence.elementwise(op.inputs[:1], values[:1], op.outputs[0])
     if rank is None:
         return UNKNOWN
     return replace(value, axis=value.axis + (op.get_attr("axis") % (rank + 1) <= value.axis))
@@ -194,10 +209,10 @@ def _one_hot(op: Any, values: Values) -> Dependence:
 
 def _rules() -> dict[str, Rule]:
     padded, gathered = given_plain(_padded, 1, 2), given_plain(_gathered, 2)
-    found: dict[str, Rule] = dict.fromkeys(["Pad", "PadV2", "MirrorPad"], padded)
-    found |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], gathered)
-    return found | {
-        "Slice": given_plain(_sliced, 1), "StridedSlice": given_plain(_strided, 1, 2, 3),
+    rules: dict[str, Rule] = dict.fromkeys(["Pad", "PadV2", "MirrorPad"], padded)
+    rules |= dict.fromkeys(["GatherV2", "Gather", "ResourceGather"], gathered)
+    return rules | {
+        "Slice": given_plain(_sliced, 1), "StridedSlice": _strided,
         "OneHot": given_plain(_one_hot, 1, 2, 3),
     }  # fmt: skip
 

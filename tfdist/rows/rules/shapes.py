@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.rows import dependence as row_dependence
+from tfdist.rows import dependence
 from tfdist.rows.dependence import (
     DRAWN,
     FREE,
@@ -55,8 +55,8 @@ def product_of(shape: Dependence) -> Dependence:
     """Returns the class of the product of a vector of sizes: a number of elements."""
     factors = [part.factor for part in shape.parts]
     power = sum(part.power for part in shape.parts)
-    known = [factor for factor in factors if factor is not None]
-    return size(math.prod(known) if len(known) == len(factors) else None, power)
+    known_factors = [factor for factor in factors if factor is not None]
+    return size(math.prod(known_factors) if len(known_factors) == len(factors) else None, power)
 
 
 def _shape(op: Any, values: Values) -> Dependence:
@@ -79,15 +79,18 @@ def _num_elements(op: Any, values: Values) -> Dependence:
 
 def _packed(op: Any, values: Values) -> Dependence:
     axis, rank = op.get_attr("axis"), op.outputs[0].shape.rank
+    if values[0].kind is Kind.ROUND:  # the row of a round: its place, and zeros along other axes
+        is_place = rank == 1 and all(value.is_zero for value in values[1:])
+        return values[0] if is_place else worst(values) or UNKNOWN
     if rank == 1 and all(v.kind is Kind.FREE for v in values):
         # TensorFlow does not know a size that is taken from a shape with an unknown length.
         is_known = all(v.factor is not None for v in values)
         if any(v.power for v in values) or (is_known and constant_value(op.outputs[0]) is None):
             return Dependence(Kind.SHAPE, parts=tuple(values))
-    found = row_dependence.added(op.inputs, values, op.inputs[0])
-    if rank is None or found.kind is not Kind.ROWS:
-        return without_factor(found)
-    return replace(found, axis=found.axis + (axis % rank <= found.axis))
+    total = dependence.added(op.inputs, values, op.inputs[0])
+    if rank is None or total.kind is not Kind.ROWS:
+        return without_factor(total)
+    return replace(total, axis=total.axis + (axis % rank <= total.axis))
 
 
 def _unpacked(op: Any, values: Values) -> Dependence | list[Dependence]:
@@ -106,17 +109,17 @@ def _concatenated(op: Any, values: Values) -> Dependence:
     is_free = all(value.kind in (Kind.FREE, Kind.SHAPE) for value in classes)
     if is_free and rank == 1 and any(v.power or v.kind is Kind.SHAPE for v in classes):
         parts = [parts_of(t, v) for t, v in zip(tensors, classes, strict=True)]
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts):
+        known_parts = [part for part in parts if part is not None]
+        if len(known_parts) < len(parts):
             return UNKNOWN
-        return Dependence(Kind.SHAPE, parts=tuple(v for part in known for v in part))
+        return Dependence(Kind.SHAPE, parts=tuple(v for part in known_parts for v in part))
     of_rows = {value.axis for value in classes if value.kind is Kind.ROWS}
     if axis is not None and rank is not None and of_rows == {int(axis) % rank}:
         return _in_segments(classes)
-    found = row_dependence.added(tensors, classes, op.outputs[0])
-    if found.kind is Kind.ROWS and (axis is None or rank is None):
+    total = dependence.added(tensors, classes, op.outputs[0])
+    if total.kind is Kind.ROWS and (axis is None or rank is None):
         return UNKNOWN
-    return without_factor(found)
+    return without_factor(total)
 
 
 def _in_segments(classes: Sequence[Dependence]) -> Dependence:
@@ -137,8 +140,8 @@ def _segments_of(value: Dependence) -> tuple[Dependence, ...]:
 
 
 def _split(op: Any, values: Values) -> Dependence | list[Dependence]:
-    place = 1 if op.type == "Split" else 0
-    value, rank = values[place], op.inputs[place].shape.rank
+    index = 1 if op.type == "Split" else 0
+    value, rank = values[index], op.inputs[index].shape.rank
     axis = constant_value(op.inputs[0 if op.type == "Split" else 2])
     if value.kind is Kind.SHAPE and len(op.outputs) == len(value.parts) and op.type == "Split":
         return [replace(value, parts=(part,)) for part in value.parts]
@@ -156,8 +159,8 @@ def _expanded(op: Any, values: Values) -> Dependence:
         return UNKNOWN if value.kind is Kind.SHAPE else value
     if axis is None or rank is None:
         return UNKNOWN
-    place = int(np.ravel(axis)[0]) % rank
-    return replace(value, axis=value.axis + (place <= value.axis))
+    new_axis = int(np.ravel(axis)[0]) % rank
+    return replace(value, axis=value.axis + (new_axis <= value.axis))
 
 
 def _squeezed(op: Any, values: Values) -> Dependence:
@@ -261,12 +264,12 @@ def _suffix_divides(entry: tf.TensorShape, new: tf.TensorShape) -> bool:
     """Returns whether the last axes of an entry, which are known, make up those of a new one."""
     if not new.is_fully_defined():
         return False
-    row_size, found = math.prod(new), 1
+    row_size, suffix_size = math.prod(new), 1
     for length in reversed(entry.as_list()):
         if length is None:
             break
-        found *= length
-    return bool(row_size) and found % row_size == 0
+        suffix_size *= length
+    return bool(row_size) and suffix_size % row_size == 0
 
 
 def _filled(op: Any, values: Values) -> Dependence:
@@ -297,8 +300,8 @@ def _spread(
         return MIXED if value.kind is Kind.SUMMED else UNKNOWN
     if tensor.shape.rank is None:
         return UNKNOWN
-    place = axes[0] - len(parts)
-    if -place <= tensor.shape.rank and tensor.shape[place] != 1:
+    axis_from_end = axes[0] - len(parts)
+    if -axis_from_end <= tensor.shape.rank and tensor.shape[axis_from_end] != 1:
         return UNKNOWN
     return rows(axes[0], parts[axes[0]].factor, value.power)
 
@@ -314,11 +317,11 @@ def _tiled(op: Any, values: Values) -> Dependence:
 
 def _broadcast_shape(op: Any, values: Values) -> Dependence:
     """`BroadcastArgs`: the shape that two tensors have together."""
-    found = [parts_of(t, v) for t, v in zip(op.inputs, values, strict=True)]
-    known = [parts for parts in found if parts is not None]
-    if len(known) < len(found):
+    shapes = [parts_of(t, v) for t, v in zip(op.inputs, values, strict=True)]
+    known_shapes = [parts for parts in shapes if parts is not None]
+    if len(known_shapes) < len(shapes):
         return worst(values) or UNKNOWN
-    short, long = sorted(known, key=len)
+    short, long = sorted(known_shapes, key=len)
     one = size(1)
     short = (one,) * (len(long) - len(short)) + short
     if any(one not in pair and pair[0] != pair[1] for pair in zip(short, long, strict=True)):
@@ -336,10 +339,10 @@ def _drawn(op: Any, values: Values) -> Dependence:
     if not any(part.power for part in parts):
         return worst(values) or UNKNOWN if others else FREE
     is_led = parts[0].power == 1 and not any(part.power for part in parts[1:])
-    found = rows(0, parts[0].factor)
+    draws = rows(0, parts[0].factor)
     if not op.type.startswith("Stateless"):
-        found = replace(found, parts=DRAWN)
-    return found if is_led and others <= {found} else worst(values) or UNKNOWN
+        draws = replace(draws, parts=DRAWN)
+    return draws if is_led and others <= {draws} else worst(values) or UNKNOWN
 
 
 def _drawn_from(op: Any, values: Values) -> Dependence:
@@ -350,9 +353,9 @@ def _drawn_from(op: Any, values: Values) -> Dependence:
 
 
 def _rules() -> dict[str, Rule]:
-    found: dict[str, Rule] = dict.fromkeys(_DRAWS.split(), _drawn)
-    found |= dict.fromkeys(["Fill", "BroadcastTo"], _filled)
-    return found | {
+    rules: dict[str, Rule] = dict.fromkeys(_DRAWS.split(), _drawn)
+    rules |= dict.fromkeys(["Fill", "BroadcastTo"], _filled)
+    return rules | {
         "Split": given_plain(_split, 0), "SplitV": given_plain(_split, 1, 2),
         "Shape": _shape, "Size": _num_elements, "Pack": _packed, "Unpack": _unpacked,
         "ConcatV2": given_plain(_concatenated, -1), "ExpandDims": given_plain(_expanded, 1),
