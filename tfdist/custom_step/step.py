@@ -71,18 +71,17 @@ class ReplicaRun(LocalRun):
                 "The step computes other gradients than on the first batch. What it does must not "
                 "depend on Python state."
             )
-        with self._replica.weighted_afterwards(self._weight(reductions[number])):
+        how, alike = reductions[number], self._plan.alike[number]
+        is_mean = how is Reduction.MEAN
+        weight = self._replica.fraction if is_mean else tf.constant(1.0, tf.float64)
+        with self._replica.weighted_afterwards(weight):
             local = compute()
-        parts = {i: self._part(g, reductions[number]) for i, g in enumerate(local) if g is not None}
-        alike = self._plan.alike[number]
-        sums = self._summed({i: g.values if i in alike else g for i, g in parts.items()})
+        parts = {i: self._part(g, how) for i, g in enumerate(local) if g is not None}
+        sent = {i: g.values if i in alike else g for i, g in parts.items()}
+        sums, _ = all_reduce_gradients(self._strategy, sent, ())
         for i in alike:
             sums[i] = tf.IndexedSlices(sums[i], local[i].indices, local[i].dense_shape)
         return [sums.get(i) for i in range(len(local))]
-
-    def _summed(self, gradients: dict[int, Any]) -> dict[int, Any]:
-        """All-reduces gradients."""
-        return all_reduce_gradients(self._strategy, gradients, ())[0]
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
@@ -144,22 +143,14 @@ class ReplicaRun(LocalRun):
             "it does must not depend on Python state."
         )
 
-    def _weight(self, how: Reduction) -> tf.Tensor:
-        """Returns the weight of this replica's value in that of the batch, float64."""
-        replica = self._replica
-        if how is not Reduction.MEAN:
-            return tf.constant(1.0, tf.float64)
-        return tf.cast(replica.num_rows, tf.float64) / tf.cast(replica.total_rows, tf.float64)
-
     def _part(self, value: Any, how: Reduction) -> Any:
         """Returns what this replica's value adds to that of the batch."""
         if isinstance(value, tf.IndexedSlices):
             part = self._part(value.values, how)
             return tf.IndexedSlices(part, value.indices, value.dense_shape)
         value = tf.convert_to_tensor(value)
-        if how is Reduction.MEAN:
-            value = value * tf.cast(self._weight(how), value.dtype)
-        return self._replica.if_counted(value)
+        replica = self._replica
+        return replica.if_counted(replica.by_rows(value) if how is Reduction.MEAN else value)
 
 
 class CustomStep:

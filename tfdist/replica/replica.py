@@ -97,6 +97,10 @@ class Replica:
             return structure
         return batches.drop_padding(structure, self.num_rows)
 
+    def by_rows(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a mean, or a value that all replicas have, times its `fraction` of the rows."""
+        return value * tf.cast(self.fraction, value.dtype)
+
     def if_counted(self, value: tf.Tensor, otherwise: tf.Tensor | None = None) -> tf.Tensor:
         """Returns what was computed from this replica's rows, or a replacement if it has none.
 
@@ -130,11 +134,7 @@ class Replica:
 
     @contextmanager
     def weighted_afterwards(self, weight: tf.Tensor) -> Iterator[None]:
-        """Returns a context for gradients of a loss that is not yet a part of the global batch's.
-
-        Args:
-            weight: By which the gradients are multiplied later.
-        """
+        """Returns a context for gradients that get their weight in the global batch's later."""
         self._weight = weight
         yield
         self._weight = None

@@ -64,7 +64,7 @@ def replica_loss(
         with nullcontext() if is_all else _full_batch(replica):
             loss = total_loss(model, all_added, gathered, training)
         return loss if is_all else loss / replica.num_replicas
-    losses = added + [_by_rows(_aggregate(penalty), replica) for penalty in penalties]
+    losses = added + [replica.by_rows(_aggregate(penalty)) for penalty in penalties]
     if compile_loss(model) is not None:
         compiled = compile_loss_on_replica(compile_loss(model), replica, rows)
         losses.insert(0, compiled(y, y_pred, sample_weight))
@@ -252,14 +252,9 @@ def _parts_of_added(replica: Replica, added: list, rows: Rows, training: bool) -
     values = [replica.if_counted(_aggregate(loss)) for loss in added]
     kinds = rows.reductions.loss_reductions(len(added), training)
     return [
-        value if kind is Reduction.SUM else _by_rows(value, replica)
+        value if kind is Reduction.SUM else replica.by_rows(value)
         for value, kind in zip(values, kinds, strict=True)
     ]
-
-
-def _by_rows(value: tf.Tensor, replica: Replica) -> tf.Tensor:
-    """Returns a mean, or a value that is the same on every replica, times its rows' fraction."""
-    return value * tf.cast(replica.fraction, value.dtype)
 
 
 def _aggregate(loss: tf.Tensor) -> tf.Tensor:

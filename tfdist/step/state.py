@@ -244,7 +244,7 @@ def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
     if replica.num_microbatches == 1:
         return new
     # Moments of no rows are NaN, and stay NaN when multiplied by zero.
-    return replica.if_counted(new * tf.cast(replica.fraction, new.dtype))
+    return replica.if_counted(replica.by_rows(new))
 
 
 def _write(variables: list[keras.Variable], changes: Changes, only_finite: bool = False) -> None:
