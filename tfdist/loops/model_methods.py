@@ -1,6 +1,6 @@
 """What a model's class and layers ask of a trainer: overrides, saving, and what is not exact.
 
-Overrides of `fit`, `evaluate` and `predict`, and of `make_train_function` and the like, are honored.
+Overrides of `fit`, `evaluate`, `predict`, `make_train_function` and the like are honored.
 
 KerasHub's tasks preprocess strings in the former, and other models add callbacks. A trainer calls
 the override, and replaces the method of `keras.Model` that the override calls with `super()`.
