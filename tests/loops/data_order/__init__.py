@@ -1,1 +1,0 @@
-"""Tests of the order of data."""

@@ -1,1 +1,0 @@
-"""Tests of `tfdist.tools.runs`."""
