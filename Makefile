@@ -69,7 +69,7 @@ long: lint $(HOROVOD)
 	$(PYTEST) -m "" $(ARGS)
 
 test-gpu: .venv/installed-dev .venv/installed-gpu
-	$(BIN)/python -m tests.gpu $(ARGS)
+	$(BIN)/python -m tests.studies.gpu $(ARGS)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -92,10 +92,10 @@ coverage: lint $(HOROVOD)
 
 versions: .venv/installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/python -m tests.versions $(ARGS)
+	$(BIN)/python -m tests.studies.versions $(ARGS)
 
 canary: .venv/installed-dev
-	$(BIN)/python -m tests.canary $(ARGS)
+	$(BIN)/python -m tests.studies.canary $(ARGS)
 
 release: .venv/installed-release
 	$(BIN)/python -m tests.release

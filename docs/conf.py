@@ -24,7 +24,7 @@ root_doc = "docs/index"
 include_patterns = [
     "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "notebooks/*",
     "docs/performance/*.md", "benchmarks/*.md", "pipelines/*.md", "tfdist/**/*.md",
-    "tests/conformance/*.md", "tests/keras_suite/*.md",
+    "tests/conformance/*.md", "tests/studies/keras_suite/*.md",
 ]  # fmt: skip
 exclude_patterns = [".venv", ".git", "build", "runs", "**/__pycache__", "**/.ipynb_checkpoints"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests import canary
+from tests.studies import canary
 
 OLD = {
     "keras/layer.py": "class Layer:\n def _call(self, x): self._seen = x\n def _gone(self): ...",

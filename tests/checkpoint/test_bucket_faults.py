@@ -10,7 +10,7 @@ from tests.support import buckets, starting
 
 def output_of(module: str, *flags: str) -> str:
     buckets.require_s3()
-    return starting.run(sys.executable, "-m", f"tests.checkpoint.{module}", *flags).stdout
+    return starting.run(sys.executable, "-m", f"tests.studies.{module}", *flags).stdout
 
 
 def test_kills_and_every_fault() -> None:

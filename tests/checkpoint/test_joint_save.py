@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from pipelines import object_store, storage
-from tests.checkpoint.joint_kills import num_unlisted
+from tests.studies.joint_kills import num_unlisted
 from tests.support.packages import require_obstore
 from tfdist.checkpoint import joint_save, manifest
 from tfdist.checkpoint.joint_save import JointSave, target_at

@@ -7,7 +7,7 @@ import pytest
 from tests.conformance import results
 from tests.programs import engines
 from tests.programs.programs import PROGRAMS
-from tests.programs.random import differences_of, draw_recipe
+from tests.studies.random_programs import differences_of, draw_recipe
 from tfdist.errors import TfdistError
 
 # `make check` runs the quick ones, `make conformance` all.
@@ -35,6 +35,6 @@ def test_program_equals_one_device(name: str) -> None:
     "number", [*range(10), *(pytest.param(n, marks=pytest.mark.long) for n in range(10, 40))]
 )
 def test_random_model_equals_one_device(number: int) -> None:
-    """`python -m tests.programs.random` tries a thousand."""
+    """`python -m tests.studies.random_programs` tries a thousand."""
     recipe = draw_recipe(0, number)
     assert not differences_of(recipe), recipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rows.random_graphs import errors_of
+from tests.studies.random_graphs import errors_of
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.watchdog.simulate import simulate
+from tests.studies.watchdog import simulate
 from tfdist.cluster.messages import Session
 from tfdist.cluster.watchdog import protocol
 from tfdist.cluster.watchdog.protocol import _UNREAD_LIMIT, Coordinator, Reporter

@@ -1,4 +1,0 @@
-"""Checks that need GPUs: `make test-gpu` on a host that has them prints a table of the results.
-
-`python -m tests.gpu --rehearse` runs the same checks on logical CPU devices with tiny networks.
-"""
