@@ -1,12 +1,14 @@
-"""`import tfdist` does not import TensorFlow, but offers all public names."""
+"""Importing is fast, and the canary finds the private names that are imported."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 import tfdist
+from tests.studies import canary
 from tests.support.commands import help_without_tensorflow, packages_that_run
 from tests.support.starting import python
 from tfdist.__main__ import COMMANDS
@@ -36,3 +38,40 @@ def test_public_name_exists(name: str) -> None:
 def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'trainer_of_dogs'"):
         tfdist.trainer_of_dogs  # noqa: B018
+
+
+OLD = {
+    "keras/layer.py": "class Layer:\n def _call(self, x): self._seen = x\n def _gone(self): ...",
+    "keras/src/core.py": "def cast(x): ...",
+    "tensorflow/same.py": "def _kept(a, *, b=1): ...",
+}
+NEW = OLD | {
+    "keras/layer.py": "class Layer:\n def _call(self, x, y): ...\ndef f(l): l._seen = 1",
+    "keras/src/core.py": "",
+}
+NAMES = ("_call", "_seen", "_gone", "_kept", "keras.src.core", "keras.src.core.cast")
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_reports_differences_with_their_uses(tmp_path: Path) -> None:
+    old, new = write(tmp_path / "old", OLD), write(tmp_path / "new", NEW)
+    uses = {name: [f"upstream/{name}.py:1"] for name in NAMES}
+    changes = {change.split()[0]: change for change in canary.compare(uses, old, new)}
+    assert changes.keys() == {"_call", "_seen", "_gone", "keras.src.core.cast"}
+    assert "no keras/layer.py: Layer._call(self, x)" in changes["_call"]
+    assert "now keras/layer.py: Layer._call(self, x, y)" in changes["_call"]
+    assert "_gone is missing" in changes["_gone"]
+    assert "used in upstream/_gone.py:1" in changes["_gone"]
+
+
+def test_finds_every_private_name_in_installed_packages() -> None:
+    uses = canary.uses()
+    found = canary.definitions(uses, canary.installed())
+    assert len(uses) > 100
+    assert not [name for name in uses if not found[name]]

@@ -1,8 +1,10 @@
-"""Project files that duplicate information agree with its source."""
+"""Files of the project, and the README's example."""
 
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +12,7 @@ import yaml
 import tfdist
 from tests import selection
 from tests.support import ROOT
+from tests.support.starting import run
 
 
 def test_pre_commit_runs_the_commands_of_make_lint() -> None:
@@ -38,3 +41,20 @@ def test_selection_names_tests_that_exist(place: str) -> None:
     assert (ROOT / path).exists()
     name = function.partition("[")[0]
     assert not name or f"def {name}(" in (ROOT / path).read_text()
+
+
+README = (ROOT / "README.md").read_text()
+EXAMPLE = ROOT / "docs/example.py"
+
+
+def test_readme_shows_the_example_script() -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert shown == EXAMPLE.read_text()
+
+
+def test_example_prints_the_metrics_in_the_readme(tmp_path: Path) -> None:
+    done = run(sys.executable, str(EXAMPLE), "mirrored", cwd=tmp_path)
+    shown = re.search(r"`(accuracy: [\d.]+ - loss: [\d.]+)`", README)
+    assert shown
+    assert done.stdout.splitlines()[-1].endswith(shown[1])
+    assert (tmp_path / "model.keras").exists()

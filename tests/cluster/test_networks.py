@@ -1,8 +1,9 @@
-"""Selection of addresses that all hosts can reach."""
+"""Networks between workers, and free ports."""
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,7 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.cluster import networks
-from tfdist.cluster.networks import Host, interface_towards, reachable, this_host
+from tfdist.cluster.networks import (
+    Host,
+    free_ports,
+    interface_towards,
+    reachable,
+    reserved_ports,
+    this_host,
+)
 from tfdist.errors import ClusterError
 
 BRIDGE = ("172.17.0.1", "172.17.0.0/16")
@@ -128,3 +136,18 @@ def test_workers_are_connected_without_a_proxy(
     before = dict(environ)
     networks.bypass_proxy(["[fd00::1]:1", "b:2", "b:3"])
     assert environ == before | expected
+
+
+def test_reserved_ports_are_not_reused() -> None:
+    with reserved_ports(50) as held:
+        assert len(set(held)) == 50
+        assert not set(held) & set(free_ports(50))
+    with socket.create_server(("", held[0])):
+        pass
+
+
+def test_equal_seeds_choose_different_ports() -> None:
+    random.seed(1)
+    first = free_ports(5)
+    random.seed(1)
+    assert free_ports(5) != first

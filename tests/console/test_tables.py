@@ -1,11 +1,12 @@
-"""Tables in a narrow terminal."""
+"""Tables on terminals of any width, and sizes as text."""
 
 from __future__ import annotations
 
 import pytest
 from rich.console import Console
 
-from tfdist.console import tables
+from tfdist.console import sizes, tables
+from tfdist.errors import ConfigurationError
 
 
 def test_rows_become_paragraphs_in_a_narrow_terminal(
@@ -32,3 +33,30 @@ def test_headings_wrap_before_names_and_numbers(
     assert max(map(len, lines)) <= 80
     (line,) = (line for line in lines if "parameter_server" in line)
     assert line.count("46.8 MB") == 6
+
+
+def test_sizes_are_parsed_and_formatted() -> None:
+    assert sizes.num_bytes("24GB") == 24 * 10**9
+    assert sizes.num_bytes("1.5 GiB") == 3 << 29
+    assert sizes.num_bytes("512") == 512
+    assert sizes.num_bytes("3G") == 3 * 10**9
+    assert sizes.format_bytes(1_440_000_000) == "1.44 GB"
+    assert sizes.format_bytes(16_000_000) == "16 MB"
+
+
+def test_rates_are_in_bits_or_bytes() -> None:
+    assert sizes.bytes_per_second("25Gb") == 25e9 / 8
+    assert sizes.bytes_per_second("100Mbit/s") == 100e6 / 8
+    assert sizes.bytes_per_second("3GB") == 3e9
+
+
+@pytest.mark.parametrize("text", ["24Gb", "much", "-1GB"])
+def test_invalid_size_raises(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a size like"):
+        sizes.num_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["25G", "0Gb", "fast"])
+def test_invalid_rate_raises(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a bandwidth"):
+        sizes.bytes_per_second(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.commands import Command, commands, other_lines
-from tests.support import ROOT
+from tests.support import ROOT, buckets
 from tests.support.starting import python, run
 
 ALL = commands()
@@ -38,7 +39,7 @@ LEFT_OUT = {
     "tfdist.tools.runs": "runs of the reader's: tests/tools/runs",
     "tfdist.tools.init": "asks questions: tests/tools/test_init.py",
     "my_script.py": "a script of the reader's",
-    "train.py": "the README's example: tests/test_readme.py",
+    "train.py": "the README's example: tests/test_project_files.py",
     "runs/x": "continues a run of the reader's: tests/checkpoint",
     "runs/a": "a run of the reader's: tests/run",
     "--via mpirun": "hosts that are not here",
@@ -79,9 +80,9 @@ OTHER_LINES = {
     "while true; do tfdist remote": "tests/cluster/remote starts servers",
     "eval ": "changes the reader's shell",
     "export ": "sets a variable of the reader's shell",
-    "python docs/example.py": "tests/test_readme.py runs the script under mirrored",
-    "mpirun -np 2 python docs/example.py": "tests/test_readme.py runs the script under mirrored",
-    "python train.py": "the README's example: tests/test_readme.py",
+    "python docs/example.py": "tests/test_project_files.py runs it under mirrored",
+    "mpirun -np 2 python docs/example.py": "tests/test_project_files.py runs it under mirrored",
+    "python train.py": "the README's example: tests/test_project_files.py",
     "python script.py": "a script of the reader's: tests/examples/test_unchanged_scripts.py",
     "python train_photos.py": "the page's block: tests/docs/test_code_blocks.py",
     "mpirun -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
@@ -144,3 +145,28 @@ def test_command_runs(shown: Command, tmp_path: Path) -> None:
     # The doctor exits with 1 if a check fails, as it may here.
     allowed = (0, 1) if shown.module == "tfdist.tools.doctor" else (0,)
     assert done.returncode in allowed, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+PAGE = "docs/s3.md"
+
+
+@pytest.mark.long
+@pytest.mark.processes
+def test_commands_run_in_their_order(s3_server: str, tmp_path: Path) -> None:
+    for split in ("train", "validation"):
+        folder = tmp_path / "corpus" / split
+        folder.mkdir(parents=True)
+        lines = [f"line {i} of the text of {split}\n" for i in range(500)]
+        for i in range(4):
+            (folder / f"{i}.txt").write_text("".join(lines[i::4]))
+    shown = [one for one in commands() if one.page == PAGE]
+    assert len(shown) >= 8
+    buckets.create_bucket(s3_server, "bucket")
+    environment = os.environ | buckets.ENVIRONMENT
+    environment |= {"AWS_ENDPOINT_URL": s3_server, "PYTHONPATH": str(ROOT)}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    for one in shown:
+        small = ["--limit-steps=3"] if one.module == "tfdist.train" else []
+        if small and "--evaluate" not in one.arguments:
+            small.append("--warmup-epochs=0")
+        python("-m", one.module, *one.arguments, *small, cwd=tmp_path, env=environment)

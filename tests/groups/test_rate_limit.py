@@ -1,4 +1,4 @@
-"""The rate limit of gradient buckets delays them, without cyclic dependencies."""
+"""Rates: of a link that is slowed down, and of an all-reduce that is measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support.graphs import ancestors
-from tfdist.groups import buckets
+from tfdist import strategies
+from tfdist.groups import buckets, traffic
 
 _BUCKETS = 5
 _SIZE = 4  # float32
@@ -129,3 +130,9 @@ def test_two_buckets_of_the_chosen_size_are_in_flight(num_bytes: Any, is_delayed
 
 def test_eager_mode_adds_no_dependencies() -> None:
     buckets.limit_rate([[tf.ones([4])]] * 4, [[tf.ones([4])]] * 4, 1)
+
+
+def test_sum_of_ones_is_the_number_of_replicas() -> None:
+    seconds, total = traffic.measure_all_reduce(strategies.create("mirrored", devices=3), 4000)
+    assert total == 3
+    assert seconds > 0

@@ -1,17 +1,22 @@
-"""What a strategy takes from its process group, and what a subclass must define."""
+"""The abstract strategy, a strategy in 56 lines, and the clock of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.strategies.every_second_step import EverySecondStep
+from tfdist import Trainer
 from tfdist.groups.base import LocalGroup
+from tfdist.strategies import clock
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.one_device import OneDevice
+from tfdist.upstream.tensorflow_graphs import graphs_run_by
 
 
 def test_single_process_communicates_with_itself() -> None:
@@ -57,3 +62,50 @@ def test_process_group_multiplies_the_replicas() -> None:
     exchanged.clear()
     strategy.group.barrier()
     assert exchanged, "the barrier did not wait for the other processes"
+
+
+def test_equals_accumulation_over_two_steps_on_one_device() -> None:
+    inputs = np.random.default_rng(0).normal(size=(40, 5))
+    labels = (inputs.sum(1, keepdims=True) > 0).astype("float64")
+
+    def fit(strategy: EverySecondStep | None, accumulate: int | None) -> list[np.ndarray]:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(8, "tanh", dtype="float64"), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=accumulate)
+        model.compile(optimizer, "mse")
+        if strategy is None:
+            model.fit(inputs, labels, batch_size=7, epochs=2, shuffle=False, verbose=0)
+            return model.get_weights()
+        trainer = Trainer(model, strategy=strategy)
+        trainer.fit(inputs, labels, batch_size=7, epochs=2, shuffle=False, verbose=0)
+        return trainer.model.get_weights()
+
+    results = fit(EverySecondStep(2), None)
+    for result, expected in zip(results, fit(None, 2), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(results, fit(None, None), strict=True))
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_end_of_a_step_waits_for_the_device(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second CPU device simulates a GPU. Counts ops in the graph optimized by TensorFlow."""
+    monkeypatch.setattr(clock, "_runs_ahead", lambda device: ahead and device.endswith("CPU:1"))
+
+    @tf.function(autograph=False)
+    def timed(x: tf.Tensor) -> tf.Tensor:
+        with tf.device("CPU:1"):
+            done = tf.linalg.matmul(x, x)
+        with tf.name_scope("timed"):
+            return clock.after([done, None])
+
+    run = graphs_run_by(lambda: timed(tf.ones([3, 3])))
+    nodes = {node.name: node for one in run for part in one.partition_graphs for node in part.node}
+    # Other threads of the process, such as those of datasets, run graphs at the same time.
+    own = [node for node in nodes.values() if node.name.startswith("timed/")]
+    (timestamp,) = (node for node in own if node.op == "Timestamp")
+    assertions = [node for node in own if node.op == "Assert"]
+    assert len(assertions) == ahead
+    for assertion in assertions:
+        assert f"^{assertion.name}" in timestamp.input
+        assert nodes[assertion.input[1]].op.endswith("Recv")  # data sent by the other device

@@ -1,4 +1,4 @@
-"""Relayed output of processes, line by line, and its last error."""
+"""The output of workers, by launcher and by mpirun."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import pty
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.starting import ENVIRON, command, piped, python
+from tests.support.starting import ENVIRON, command, piped, python, run
 from tfdist.cluster.launcher import processes
 from tfdist.cluster.launcher.output import Relay
 from tfdist.cluster.launcher.plan import Process
@@ -175,3 +176,41 @@ raise SystemExit(command.run(lambda: processes.run([Process("0", command_line)],
 """
     done = python("-c", code, code=1)
     assert "LookupError: a fault of the relay" in done.stderr
+
+
+HYDRA = {"PMI_RANK": "4", "PMI_SIZE": "5"}
+
+
+def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
+    wrapper = (sys.executable, "-m", "tfdist.cluster.launcher.output")
+    return run(*wrapper, *program, env=ENVIRON | HYDRA, pass_fds=fds, code=None)
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
+    ],
+)
+def test_exit_code_of_the_command(code: str, exit_code: int) -> None:
+    done = prefixed(sys.executable, "-c", f"print('a', flush=True); {code}")
+    assert done.stdout == "[4] a\n"
+    assert done.returncode == exit_code
+
+
+def test_inherited_file_descriptors_stay_open() -> None:
+    reader, writer = os.pipe()
+    try:
+        code = f"import os; os.write({writer}, b'x')"
+        assert prefixed(sys.executable, "-c", code, fds=(writer,)).returncode == 0
+        assert os.read(reader, 1) == b"x"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_missing_program_is_reported() -> None:
+    done = prefixed("/not/there")
+    assert done.returncode == 127
+    assert done.stderr == "error: '/not/there' cannot be started (No such file or directory).\n"

@@ -1,14 +1,19 @@
-"""The verdict on the reports of all workers: which worker is lost, if any, and why."""
+"""What the watchdog concludes from what it hears, its clock, and when it runs."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tfdist.cluster.watchdog import status as clock
 from tfdist.cluster.watchdog.status import Report, State
 from tfdist.cluster.watchdog.verdict import _ranges, in_trouble, table, verdict, verdict_on_rank_0
+from tfdist.cluster.watchdog.watchdog import Watchdog
+from tfdist.errors import ConfigurationError
+from tfdist.groups.base import LocalGroup
 
 SECONDS = 100.0
 
@@ -208,3 +213,33 @@ def test_rank_0_is_judged_by_the_others(rank_0: Report, reason: str | None) -> N
     found = verdict_on_rank_0(rank_0, report(1), SECONDS, 2)
     assert (found is None) == (reason is None)
     assert (reason or "") in (found or "")
+
+
+def test_suspended_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(clock.time, "monotonic", lambda: now)
+    watch = clock.Clock(tick_seconds=1.0)
+    now += 20.0
+    watch.tick()  # the first tick starts the clock
+    begin = watch.now()
+    now += 1.0
+    watch.tick()
+    assert watch.now() - begin == 1.0
+    now += 600.0
+    assert watch.now() - begin == 2.0  # read by another thread before the tick
+    watch.tick()
+    assert watch.now() - begin == 2.0
+    now += 0.5
+    assert watch.now() - begin == 2.5
+
+
+def test_one_worker_is_not_watched() -> None:
+    watchdog = Watchdog(LocalGroup(), 5.0)
+    with watchdog.watching("fit"):
+        watchdog.passed("step 1")
+        assert "watchdog" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_negative_time_limit_raises() -> None:
+    with pytest.raises(ConfigurationError, match="watchdog_seconds=-1"):
+        Watchdog(LocalGroup(), -1)

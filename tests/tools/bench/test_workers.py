@@ -1,4 +1,4 @@
-"""Benchmarks over several processes: that they run and write results, not their speed."""
+"""Benchmarks over several processes, and the command that runs all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import benchmarks.__main__
+import tfdist.tools.bench.__main__
 from benchmarks.scaling import ENGINES
+from tests.tools.bench.test_step import run
 from tfdist.tools.bench import scaling
 from tfdist.tools.bench.__main__ import main
 
@@ -51,3 +54,27 @@ def test_allreduce_smoke(tmp_path: Path) -> None:
         assert list(result["engines"]) == ["mirrored", "multi_worker", "memory copy"]
         assert all(own["gb_per_s"]["median"] > 0 for own in result["engines"].values())
     assert (tmp_path / "a.png").stat().st_size > 0
+
+
+NAMES = [
+    (program, name)
+    for program, commands in (
+        ("tfdist.tools.bench", tfdist.tools.bench.__main__.COMMANDS),
+        ("benchmarks", benchmarks.__main__.COMMANDS),
+    )
+    for name in sorted(set(commands) - {"all", "compare"})
+]
+
+
+def test_unknown_benchmark_raises_immediately(tmp_path: Path) -> None:
+    done = run(tmp_path, "all", "--only", "step", "stap", code=1)
+    assert "--only stap: expected one or more of allreduce, " in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize(("program", "name"), NAMES)
+def test_smoke_writes_the_results(program: str, name: str, tmp_path: Path) -> None:
+    run(tmp_path, "all", "--smoke", "--only", name, program=program)
+    document = json.loads((tmp_path / "bench" / f"{name}.json").read_text())
+    assert document["benchmark"] == name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_mpi_library import program
+from tests.cluster.test_mpi import program
 from tfdist.errors import InstallError
 from tfdist.tools.install_horovod import tools
 

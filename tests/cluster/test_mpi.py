@@ -1,12 +1,16 @@
-"""Which MPI library is installed."""
+"""The MPI library of this machine, and ranks that find each other over it."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tfdist.cluster import mpi_library
+from tests.support.packages import needs_mpi
+from tests.support.starting import ENVIRON, run
+from tfdist.cluster import Cluster, exchange_addresses, mpi_library
+from tfdist.errors import ClusterError
 
 
 def program(folder: Path, name: str, message: str = "", code: int = 0) -> None:
@@ -42,3 +46,30 @@ def test_broken_mpirun_is_ignored(tmp_path: Path) -> None:
     assert mpi_library.find(str(tmp_path)) is None
     program(tmp_path, "mpirun", "mpirun (Open MPI) 4.1.4", code=1)
     assert mpi_library.find(str(tmp_path)) is None
+
+
+PROGRAM = """
+from tests.support import ROOT
+from tfdist import cluster
+me = cluster.exchange_addresses(cluster.discover())
+print(me.rank, me.size, me.local_rank, me.local_size, ",".join(me.addresses))
+"""
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@needs_mpi
+def test_ranks_under_mpirun_find_each_other() -> None:
+    pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
+    mpirun = ("mpirun", "--oversubscribe", "-np", "2")
+    done = run(*mpirun, sys.executable, "-c", PROGRAM, env=ENVIRON | AS_ROOT)
+    first, second = sorted(line.split() for line in done.stdout.splitlines())
+    assert first[:4] == ["0", "2", "0", "2"]
+    assert second[:4] == ["1", "2", "1", "2"]
+    assert first[4] == second[4]
+    assert len(set(first[4].split(","))) == 2
+
+
+def test_missing_mpi4py_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ClusterError, match="pip install mpi4py"):
+        exchange_addresses(Cluster("Open MPI", 0, 2))
