@@ -69,7 +69,7 @@ CHECK: dict[str, float] = {
     "notebooks/": 60,
     "tests/tools/bench/": 81,
     "tests/benchmarks/": 12,
-    "tests/checkpoint/test_bucket_faults.py": 30,
+    "tests/studies/test_bucket_faults.py": 30,
     "tests/checkpoint/test_buckets.py": 15,
     "tests/checkpoint/test_clouds.py": 20,
     "tests/checkpoint/test_resume.py::test_accumulated_gradients_are_restored": 15.1,
@@ -134,7 +134,7 @@ CHECK: dict[str, float] = {
     "tests/strategies/parameter_server/test_strategy.py::test_model_behaves_like_keras": 10.3,
     "tests/strategies/parameter_server/test_strategy.py::"
     "test_schedules_count_the_updates_of_all_workers": 16.7,
-    "tests/strategies/test_padding.py::test_last_batch_of_one_row_matches_one_device": 12,
+    "tests/strategies/test_batches.py::test_last_batch_of_one_row_matches_one_device": 12,
     "tests/strategies/test_strategies.py::test_options_do_not_change_results": 11.3,
     "tests/strategies/tensor_parallel/test_tensor_parallel.py::"
     "test_matches_one_device_and_appears_complete": 14.5,
@@ -172,7 +172,7 @@ CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
     "tests/pipelines/reading/test_corrupt.py::test_records_are_skipped_and_counted": (
         *("0-9", "0-20", "40-0"),
     ),
-    "tests/pipelines/reading/test_mixing.py::test_seed_follows_from_epoch_and_record": ("cached",),
+    "tests/pipelines/reading/test_mixture.py::test_seed_follows_from_epoch_and_record": ("cached",),
     "tests/pipelines/reading/test_urls.py::test_order_equals_that_of_local_files": (
         *("s3-cached", "s3-little-memory"),
     ),

@@ -1,7 +1,4 @@
-"""A step copies next to nothing from its GPU to the host, whatever the number of variables.
-
-On an H100, a ResNet-50 in `mixed_float16` made 224 such copies in each step before.
-"""
+"""What a step copies to the host, and sizes that are computed there."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from tests.gpu_paths import host_copies
 from tests.gpu_paths.kernel_coverage import gpus_listed
 from tests.gpu_paths.step_graph import step_graphs
 from tests.support.training import building
+from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.strategies import Strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
@@ -105,3 +103,38 @@ def test_copies_are_found() -> None:
 
     graph = step.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
     assert host_copies.copies(graph) == ["Cast -> AddN", "Cast -> AddN", "IsFinite -> StatelessIf"]
+
+
+def placed(x: tf.Tensor, labels: tf.Tensor) -> dict[str, str]:
+    """Returns the devices of a graph's operations, by their names."""
+
+    def compute() -> None:
+        shape = tf.shape(x)
+        size = tf.reduce_prod(tf.gather(shape, [0, 1]), name="size")
+        tf.reshape(x, tf.stack([size, 3]), name="reshape")
+        tf.reduce_prod(labels, name="of_labels")
+        tf.cond(size > 4, lambda: tf.gather(shape, 0, name="in_branch"), lambda: 0, name="branch")
+        tf.cast(size, tf.float32, name="as_float")
+
+    with tf.device("CPU:1"):
+        with_sizes_on_host(compute)()
+    return {operation.name: operation.device for operation in x.graph.get_operations()}
+
+
+def graph() -> dict[str, str]:
+    """Returns the devices in a graph of a batch of unknown size, and of its labels."""
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2, 3])
+        return placed(x, tf.compat.v1.placeholder(tf.int32, [4]))
+
+
+def test_sizes_are_on_the_host_and_nothing_else() -> None:
+    with gpus_listed():
+        devices = graph()
+    assert devices["size"].endswith("CPU:0")
+    others = ["Shape", "reshape", "of_labels", "branch", "as_float"]
+    assert [devices[name][-5:] for name in others] == ["CPU:1"] * 5
+
+
+def test_nothing_changes_without_gpus() -> None:
+    assert not any(device.endswith("CPU:0") for device in graph().values())

@@ -37,7 +37,7 @@ TESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "two runs use one run folder": (
         "the second is refused; the lock of a killed run is taken over",
-        ("tests/checkpoint/test_lock.py",),
+        ("tests/checkpoint/test_store.py",),
     ),
     "a shard vanishes or is damaged while it is read": (
         "an error that names the file, and the process ends",

@@ -1,7 +1,10 @@
-"""Wheels of Horovod are built once for each TensorFlow, MPI and set of variables."""
+"""Building and installing Horovod."""
 
 from __future__ import annotations
 
+import os
+import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -92,3 +95,65 @@ def test_missing_tensorflow_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "tensorflow", lambda: None)
     with pytest.raises(InstallError, match="pip install tensorflow"):
         install.install()
+
+
+#: Headers that Horovod 0.28.1 includes, and that TensorFlow's wheel lacks or has in another form.
+INCLUDED = [
+    "tf2xla/xla_op_kernel.h",
+    "tf2xla/xla_op_registry.h",
+    "xla/client/xla_builder.h",
+    "xla/service/custom_call_target_registry.h",
+    "xla/service/hlo.pb.h",
+    "xla/shape.h",
+    "xla/stream_executor/stream.h",
+    "xla/xla_data.pb.h",
+]
+
+
+def test_provides_all_included_headers() -> None:
+    folder = Path(build.__file__).parent / "include" / "tensorflow" / "compiler"
+    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.h"))
+    assert found == sorted(INCLUDED)
+
+
+def test_provided_headers_precede_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPATH", "/opt/include")
+    first, second = build._environment(Path("tools"), True)["CPATH"].split(os.pathsep)
+    assert (Path(first, "tensorflow/compiler") / INCLUDED[0]).exists()
+    assert second == "/opt/include"
+
+
+@pytest.mark.parametrize("with_mpi", [True, False])
+def test_build_includes_mpi_if_there_is_one(with_mpi: bool) -> None:
+    environ = build._environment(Path("tools"), with_mpi)
+    assert environ["HOROVOD_WITH_GLOO"] == "1"
+    assert ("HOROVOD_WITH_MPI" in environ, "HOROVOD_WITHOUT_MPI" in environ) == (
+        with_mpi,
+        not with_mpi,
+    )
+
+
+def test_build_variables_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("MAKEFLAGS", "-n")  # of a `make` that runs this test
+    environ = build._environment(Path("tools"), True)
+    assert environ["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert environ["MAKEFLAGS"].startswith("-j")
+
+
+def test_library_has_a_relative_rpath() -> None:
+    relative = build._rpath().removeprefix(r"\$ORIGIN/")
+    home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
+    assert os.path.normpath(home / relative) == str(Path(sys.prefix, "lib"))
+
+
+def test_failure_shows_the_first_errors(tmp_path: Path) -> None:
+    prints = ["[ 50%] a.cc", "a.cc:1: error: no x.h", "noise"]
+    program = "; ".join(f"print({line!r})" for line in prints) + "; raise SystemExit(1)"
+    log = tmp_path / "build.log"
+    with pytest.raises(InstallError) as raised:
+        build._run([sys.executable, "-c", program], dict(os.environ), log)
+    first, *errors = str(raised.value).splitlines()
+    assert first == f"Building Horovod failed. The log is {log}. First errors:"
+    assert errors == ["a.cc:1: error: no x.h"]
+    assert log.read_text().splitlines() == prints
