@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import keras
 
     from tfdist.models.builders.alexnet import alexnet as alexnet
+    from tfdist.models.builders.applications import densenet169 as densenet169
+    from tfdist.models.builders.applications import keras_application as keras_application
+    from tfdist.models.builders.applications import resnet50 as resnet50
+    from tfdist.models.builders.applications import vgg16 as vgg16
+    from tfdist.models.builders.applications import xception as xception
     from tfdist.models.builders.autoencoder import autoencoder as autoencoder
     from tfdist.models.builders.cnn import cnn as cnn
     from tfdist.models.builders.gpt import gpt as gpt
-    from tfdist.models.builders.keras_application import keras_application as keras_application
-    from tfdist.models.builders.keras_networks import densenet169 as densenet169
-    from tfdist.models.builders.keras_networks import resnet50 as resnet50
-    from tfdist.models.builders.keras_networks import vgg16 as vgg16
-    from tfdist.models.builders.keras_networks import xception as xception
     from tfdist.models.builders.lstm import lstm as lstm
     from tfdist.models.builders.mlp import mlp as mlp
     from tfdist.models.builders.resnet import resnet18 as resnet18
@@ -41,13 +41,13 @@ IMAGE_CLASSIFIERS = {
     "cnn": "tfdist.models.builders.cnn",
     "mlp": "tfdist.models.builders.mlp",
     "alexnet": "tfdist.models.builders.alexnet",
-    "vgg16": "tfdist.models.builders.keras_networks",
+    "vgg16": "tfdist.models.builders.applications",
     "resnet18": "tfdist.models.builders.resnet",
-    "resnet50": "tfdist.models.builders.keras_networks",
-    "densenet169": "tfdist.models.builders.keras_networks",
-    "xception": "tfdist.models.builders.keras_networks",
+    "resnet50": "tfdist.models.builders.applications",
+    "densenet169": "tfdist.models.builders.applications",
+    "xception": "tfdist.models.builders.applications",
     "vit": "tfdist.models.builders.vit",
-    "keras_application": "tfdist.models.builders.keras_application",
+    "keras_application": "tfdist.models.builders.applications",
 }
 
 #: Modules of all builders. The additional ones have other arguments; see their docstrings.

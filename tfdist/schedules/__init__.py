@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tfdist.schedules.batch_sizes import batch_sizes
+from tfdist.schedules.batch_sizes import batch_sizes, linear_scaling, sqrt_scaling
 from tfdist.schedules.from_config import describe, learning_rate, peak
 from tfdist.schedules.rules import LearningRate, constant, cosine, one_cycle, polynomial, step
-from tfdist.schedules.scaling import linear_scaling, sqrt_scaling
 from tfdist.schedules.warmup import Warmup
 
 __all__ = [

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.schedules import rules
-from tfdist.schedules.batch_sizes import steps_until
+from tfdist.schedules.batch_sizes import linear_scaling, sqrt_scaling, steps_until
 from tfdist.schedules.rules import LearningRate
-from tfdist.schedules.scaling import linear_scaling, sqrt_scaling
 
 _SCALINGS = {"linear": linear_scaling, "sqrt": sqrt_scaling}
 

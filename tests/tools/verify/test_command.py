@@ -17,10 +17,9 @@ from tfdist import strategies
 from tfdist.errors import ConfigurationError, TooFewDevicesError
 from tfdist.strategies import mirrored_variables
 from tfdist.strategies.mirrored import Mirrored
-from tfdist.tools.verify import report
+from tfdist.tools.verify import results
 from tfdist.tools.verify.__main__ import main
-from tfdist.tools.verify.report import Verdict
-from tfdist.tools.verify.results import Difference
+from tfdist.tools.verify.results import Difference, Verdict
 from tfdist.tools.verify.trial import judge
 
 
@@ -81,7 +80,7 @@ def test_diverging_replicas_fail() -> None:
     verdict = judge(Drifting(2))
     assert verdict.inconsistent == [0]
     assert not verdict.differing
-    assert "not bitwise identical to those of rank 0, on rank 0" in report.as_text(
+    assert "not bitwise identical to those of rank 0, on rank 0" in results.as_text(
         "drifting", verdict
     )
 
@@ -94,7 +93,7 @@ def test_json_has_all_values_and_no_infinity(
     assert document["passed"] is True
     assert document["strategies"]["towers"]["num_replicas"] == 2
     absent = Verdict("s", 1, 1, [Difference("weight", float("inf"), float("inf"))], [0], [])
-    output = json.loads(report.as_json({"s": absent}))
+    output = json.loads(results.as_json({"s": absent}))
     assert output["passed"] is False
     assert output["strategies"]["s"]["differences"][0]["size"] is None
 
@@ -147,5 +146,5 @@ def test_time_is_bounded(tmp_path: Path) -> None:
 
 def test_too_few_devices_are_no_failure_of_all_strategies() -> None:
     outcome = TooFewDevicesError("needs two devices")
-    assert report.healthy(outcome)
-    assert report.as_text("tensor_parallel", outcome) == "NONE tensor_parallel: needs two devices"
+    assert results.healthy(outcome)
+    assert results.as_text("tensor_parallel", outcome) == "NONE tensor_parallel: needs two devices"

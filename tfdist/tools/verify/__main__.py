@@ -19,9 +19,9 @@ from tfdist.console.settings_file import Setting
 from tfdist.errors import ConfigurationError, TfdistError
 from tfdist.run import flags
 from tfdist.strategies import STRATEGIES, current_name
-from tfdist.tools.verify import report
+from tfdist.tools.verify import results
 from tfdist.tools.verify.attempt import attempt
-from tfdist.tools.verify.report import Verdict
+from tfdist.tools.verify.results import Verdict
 
 ALL = "all"
 _DESCRIPTION = "Trains a small network under a strategy and compares it with plain Keras."
@@ -133,10 +133,10 @@ def _verify(chosen: Namespace) -> bool:
         if chosen.strategy != ALL and isinstance(outcome, TfdistError):
             raise outcome
         if cluster.is_chief() and not chosen.json:
-            print(report.as_text(name, outcome), flush=True)
+            print(results.as_text(name, outcome), flush=True)
     if cluster.is_chief() and chosen.json:
-        print(report.as_json(outcomes))
-    return all(map(report.healthy, outcomes.values()))
+        print(results.as_json(outcomes))
+    return all(map(results.healthy, outcomes.values()))
 
 
 def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:

@@ -11,7 +11,7 @@ from typing import Any
 from tfdist import strategies
 from tfdist.cluster.deadline import deadline
 from tfdist.errors import TfdistError
-from tfdist.tools.verify.report import Verdict
+from tfdist.tools.verify.results import Verdict
 
 
 def attempt(

@@ -17,8 +17,7 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import mirrored_variables
 from tfdist.strategies.base import Strategy
-from tfdist.tools.verify.report import Verdict
-from tfdist.tools.verify.results import Result, collect, differences
+from tfdist.tools.verify.results import Result, Verdict, collect, differences
 from tfdist.trainer import Trainer
 
 _FEATURES, _CLASSES, _EPOCHS = 8, 3, 3
