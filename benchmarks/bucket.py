@@ -147,8 +147,14 @@ def _compare(
     for contender in (contenders[_LOCAL], contenders[_CACHED]):
         contender()  # warms up; fills the cache
     samples = rounds.run_in_turns(contenders, num_rounds)
-    rates = {source: [rate for rate, _ in own] for source, own in samples.items()}
-    cpu = {source: [seconds for _, seconds in own] for source, own in samples.items()}
+    rates = {
+        source: [rate for rate, _ in samples_of_source]
+        for source, samples_of_source in samples.items()
+    }
+    cpu = {
+        source: [seconds for _, seconds in samples_of_source]
+        for source, samples_of_source in samples.items()
+    }
     return [
         {
             "records": kind,
@@ -169,15 +175,15 @@ def _waits(
     from tests.support import buckets
     from tfdist.tools.bench import input_wait, photographs
 
-    found = photographs.create(folder, num_images)
-    buckets.upload(found.shards, "s3://bucket/photographs")
-    remote = found._replace(shards="s3://bucket/photographs")  # type: ignore[arg-type]
+    images = photographs.create(folder, num_images)
+    buckets.upload(images.shards, "s3://bucket/photographs")
+    remote = images._replace(shards="s3://bucket/photographs")  # type: ignore[arg-type]
 
     def wait(latency: float) -> dict[str, float]:
         _use(endpoints[latency])
         return input_wait.measure(remote)
 
-    contenders = {_LOCAL: functools.partial(input_wait.measure, found)} | {
+    contenders = {_LOCAL: functools.partial(input_wait.measure, images)} | {
         f"bucket, {latency:g} ms": functools.partial(wait, latency) for latency in endpoints
     }
     return rounds.run_in_turns(contenders, num_rounds)
@@ -185,10 +191,10 @@ def _waits(
 
 def _show_waits(waits: dict[str, list[dict[str, float]]], output: harness.Output) -> None:
     rows = []
-    for source, own in waits.items():
-        spread = rounds.spread([100 * one["data_wait"] for one in own])
-        steps = statistics.median(one["step_ms"] for one in own)
-        alone = statistics.median(one["batch_ms"] for one in own)
+    for source, samples in waits.items():
+        spread = rounds.spread([100 * one["data_wait"] for one in samples])
+        steps = statistics.median(one["step_ms"] for one in samples)
+        alone = statistics.median(one["batch_ms"] for one in samples)
         rows.append((source, rounds.as_text(spread), f"{steps:.0f}", f"{alone:.0f}"))
     header = ("source", "waiting for data, %", "step, ms", "input alone, ms per batch")
     output.show(header, rows, "A model on one core, its input on another")

@@ -82,8 +82,8 @@ def run(
     sizes = list(weights)
     if smoke:
         sizes, every, saves, rounds = [10_000], 2, 2, 2
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        results = [compare(number, every, saves, rounds, place) for number in sizes]
+    with tempfile.TemporaryDirectory(dir=folder) as work_folder:
+        results = [compare(number, every, saves, rounds, work_folder) for number in sizes]
     for result in results:
         _show(result, output)
     if not any("Orbax" in result["contenders"] for result in results):
@@ -125,12 +125,12 @@ def compare(
         "saves": saves,
         "contenders": {
             name: {
-                "whole_s": rounds.spread([one.whole for one in own]),
-                "of_none": rounds.ratio([one.whole for one in own], alone),
-                "held_up_ms": rounds.spread([1e3 * one.blocked for one in own]),
-                "samples": [one._asdict() for one in own],
+                "whole_s": rounds.spread([one.whole for one in measured]),
+                "of_none": rounds.ratio([one.whole for one in measured], alone),
+                "held_up_ms": rounds.spread([1e3 * one.blocked for one in measured]),
+                "samples": [one._asdict() for one in measured],
             }
-            for name, own in samples.items()
+            for name, measured in samples.items()
         },
     }
 
@@ -153,7 +153,7 @@ def _savers() -> dict[str, Saver]:
     from tfdist.checkpoint.settings import Checkpoints
 
     callbacks = keras.callbacks
-    found: dict[str, Saver] = {
+    savers: dict[str, Saver] = {
         NONE: lambda folder, every: (None, []),
         "tfdist": lambda folder, every: (
             Checkpoints(folder, every=every, keep=1, resume="never"), []
@@ -163,10 +163,10 @@ def _savers() -> dict[str, Saver]:
         ),
     }  # fmt: skip
     if importlib.util.find_spec("orbax"):
-        found["Orbax"] = lambda folder, every: (
+        savers["Orbax"] = lambda folder, every: (
             None, [callbacks.OrbaxCheckpoint(folder, save_freq=every, max_to_keep=1)]
         )  # fmt: skip
-    return found
+    return savers
 
 
 def _train(
@@ -192,10 +192,10 @@ def _train(
 
 def _show(result: dict[str, Any], output: harness.Output) -> None:
     rows = []
-    for name, own in result["contenders"].items():
-        blocked = "" if name == NONE else rounds.as_text(own["held_up_ms"], ".0f")
-        relative = "" if name == NONE else rounds.as_text(own["of_none"])
-        rows.append((name, rounds.as_text(own["whole_s"]), relative, blocked))
+    for name, contender in result["contenders"].items():
+        blocked = "" if name == NONE else rounds.as_text(contender["held_up_ms"], ".0f")
+        relative = "" if name == NONE else rounds.as_text(contender["of_none"])
+        rows.append((name, rounds.as_text(contender["whole_s"]), relative, blocked))
     output.show(
         ("", "training, s", "relative to none", "blocked per save, ms"),
         rows,

@@ -40,24 +40,24 @@ def available() -> dict[str, Reader]:
     }
 
 
-def by_tfds(found: Photographs) -> Iterator[int]:
+def by_tfds(images: Photographs) -> Iterator[int]:
     """Reads with tensorflow-datasets."""
     import tensorflow_datasets as tfds
 
     # By default it keeps small data sets in memory, decoded: nothing would be read or decoded.
     reading = tfds.ReadConfig(try_autocache=False)
-    dataset = _builder(found).as_dataset(
+    dataset = _builder(images).as_dataset(
         split="train", shuffle_files=True, as_supervised=True, read_config=reading
     )
     dataset = dataset.shuffle(SHUFFLE_BUFFER).map(random_crop, tf.data.AUTOTUNE)
     return batch_sizes(dataset.batch(BATCH_SIZE).prefetch(tf.data.AUTOTUNE).repeat())
 
 
-def by_torch(found: Photographs) -> Iterator[int]:
+def by_torch(images: Photographs) -> Iterator[int]:
     """Reads with PyTorch's DataLoader and Pillow."""
     import torch
 
-    source: Any = pillow_source.Source(found.files, SIZE)
+    source: Any = pillow_source.Source(images.files, SIZE)
     loader: Any = torch.utils.data.DataLoader(
         source,
         BATCH_SIZE,
@@ -69,11 +69,11 @@ def by_torch(found: Photographs) -> Iterator[int]:
     return (len(labels) for _ in itertools.count() for _, labels in loader)
 
 
-def by_grain(found: Photographs) -> Iterator[int]:
+def by_grain(images: Photographs) -> Iterator[int]:
     """Reads with grain and Pillow."""
     import grain
 
-    source = pillow_source.Source(found.files, SIZE)
+    source = pillow_source.Source(images.files, SIZE)
     dataset = grain.MapDataset.source(source).shuffle(seed=SEED).repeat()
     batches: Any = dataset.to_iter_dataset().batch(BATCH_SIZE)
     batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=_NUM_WORKERS))
@@ -81,7 +81,7 @@ def by_grain(found: Photographs) -> Iterator[int]:
 
 
 @functools.cache  # a class can be registered only once
-def _builder(found: Photographs) -> Any:
+def _builder(images: Photographs) -> Any:
     """Returns a builder of tensorflow-datasets, with its files written."""
     import tensorflow_datasets as tfds
 
@@ -104,10 +104,10 @@ def _builder(found: Photographs) -> Any:
             return {"train": self._generate_examples()}
 
         def _generate_examples(self) -> Iterator[tuple[str, dict[str, Any]]]:
-            for path in sorted(Path(found.files).glob("*/*.jpg")):
+            for path in sorted(Path(images.files).glob("*/*.jpg")):
                 yield path.name, {"image": str(path), "label": int(path.parent.name)}
 
-    builder = _Photographs(data_dir=str(found.shards.parent / "tfds"))
+    builder = _Photographs(data_dir=str(images.shards.parent / "tfds"))
     tfds.disable_progress_bar()
     builder.download_and_prepare()
     return builder

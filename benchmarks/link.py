@@ -176,8 +176,8 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
         facts: About the gradients.
         samples: Times of the slower worker, by measurement.
     """
-    times = {name: [one.ms for one in own] for name, own in samples.items()}
-    cpu = {name: [one.cpu_ms for one in own] for name, own in samples.items()}
+    times = {name: [one.ms for one in measured] for name, measured in samples.items()}
+    cpu = {name: [one.cpu_ms for one in measured] for name, measured in samples.items()}
     compute, send = times[COMPUTE], times[SEND]
     last = [facts["last_bucket"] * ms for ms in send]
     base = {
@@ -189,16 +189,16 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
         "to_at_once": times[AT_ONCE],
     }
     steps = {
-        name: {to: rounds.ratio(own, base[to]) for to in base}
-        for name, own in times.items()
+        name: {to: rounds.ratio(measured, base[to]) for to in base}
+        for name, measured in times.items()
         if name not in (COMPUTE, SEND)
     }
     goal = steps[IN_BUCKETS]["to_longer"]
     goal |= {"goal": GOAL, "met": goal["median"] <= GOAL}
     return {
         **facts,
-        "ms": {name: rounds.spread(own) for name, own in times.items()},
-        "cpu_ms": {name: rounds.spread(own) for name, own in cpu.items()},
+        "ms": {name: rounds.spread(measured) for name, measured in times.items()},
+        "cpu_ms": {name: rounds.spread(measured) for name, measured in cpu.items()},
         "steps": steps,
         "samples_ms": times,
     }
@@ -223,21 +223,21 @@ def _started(hosts: Hosts, engine: Engine, batch_size: int) -> Iterator[Workers]
     places = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
     with hosts.workers() as workers:
         for rank, host in enumerate(hosts.addresses):
-            module, own = f"benchmarks.{engine.module}", (str(rank), places, str(batch_size))
-            workers.start(host, module, engine.strategy, *own)
+            module, arguments = f"benchmarks.{engine.module}", (str(rank), places, str(batch_size))
+            workers.start(host, module, engine.strategy, *arguments)
             workers.read()  # the worker has started
         yield workers
 
 
 def _cells(row: dict[str, Any]) -> Iterator[list[str]]:
     """Yields a row of the table for each measurement of an engine."""
-    for name, own in row["ms"].items():
+    for name, spread in row["ms"].items():
         spent = f"{row['cpu_ms'][name]['median']:.0f}"
         ratios = row["steps"].get(name)
         cells = [_ratio(ratios[to]) for to in _RATIOS] if ratios else [""] * len(_RATIOS)
-        yield [row["engine"], _ROWS.get(name, name), rounds.as_text(own, ".0f"), spent, *cells]
+        yield [row["engine"], _ROWS.get(name, name), rounds.as_text(spread, ".0f"), spent, *cells]
 
 
-def _ratio(own: Mapping[str, Any]) -> str:
-    cell = rounds.as_text(own)
-    return f"{cell}, goal {'met' if own['met'] else 'missed'}" if "goal" in own else cell
+def _ratio(spread: Mapping[str, Any]) -> str:
+    cell = rounds.as_text(spread)
+    return f"{cell}, goal {'met' if spread['met'] else 'missed'}" if "goal" in spread else cell

@@ -107,15 +107,15 @@ def measure(
         samples = rounds.run_in_turns(contenders, num_rounds)
         shares = [1 / strategy.num_stages] * strategy.num_stages
         ideal = planned_speed_up(shares, m, order, n)
-        found = rounds.ratio(samples["one device"], samples["pipeline"])
+        speed_up = rounds.ratio(samples["one device"], samples["pipeline"])
         results.append(
             {
                 "stages": n,
                 "order": order,
                 "micro_batches": m,
                 "ideal": ideal,
-                "speed_up": found,
-                "of_ideal": found["median"] / ideal,
+                "speed_up": speed_up,
+                "of_ideal": speed_up["median"] / ideal,
                 "step_ms": rounds.spread([1e3 * t for t in samples["pipeline"]]),
                 "samples_s": samples,
             }

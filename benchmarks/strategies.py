@@ -105,7 +105,7 @@ def measure(
                 absent[name] = str(error).strip().splitlines()[-1]
                 del ready[name]
         samples = rounds.run_in_turns(ready, num_rounds)
-    rows = [_row(name, own, batch, replicas) for name, own in samples.items()]
+    rows = [_row(name, measured, batch, replicas) for name, measured in samples.items()]
     alone = next(row for row in rows if row["strategy"] == ALONE)["examples_per_s"]["median"]
     for row in rows:
         row["efficiency"] = row["examples_per_s"]["median"] / (row["replicas"] * alone)

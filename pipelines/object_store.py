@@ -119,14 +119,14 @@ def _endpoint() -> str | None:
     Raises:
         DataError: One is not a URL, for which obstore would abort with a traceback of Rust.
     """
-    found = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
-    for name, address in found.items():
+    given = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
+    for name, address in given.items():
         if not re.match("https?://.", address):
             raise DataError(
                 f"{name}={address!r}: expected a URL such as http://localhost:9000; "
                 "set it to one, or unset it"
             )
-    return next(iter(found.values()), None)
+    return next(iter(given.values()), None)
 
 
 def _profile_credentials() -> dict[str, Any]:
@@ -242,5 +242,5 @@ def _summary(error: BaseException) -> str:
     """Returns the first line of an error, and the reason that the server gives in XML."""
     text = str(error).strip()
     first = re.sub(r":? *(<[?!a-zA-Z].*)?$", "", text.partition("\n")[0])
-    found = (re.search(rf"<{tag}>(.+?)</{tag}>", text) for tag in ("Code", "Message"))
-    return ": ".join([first, *(match[1] for match in found if match)])
+    matches = (re.search(rf"<{tag}>(.+?)</{tag}>", text) for tag in ("Code", "Message"))
+    return ": ".join([first, *(match[1] for match in matches if match)])

@@ -201,8 +201,8 @@ def _table(config: TrainConfig) -> Table:
     hp = Hyperparameters.model_validate(config.set)
     chosen = hp.model_dump(include=set(_settings.TableSettings.model_fields))
     options = {n: tuple(v) if isinstance(v, list) else v for n, v in chosen.items() if v}
-    found = (str(config.data), hp.label, hp.task, tuple(hp.ignore), tuple(options.items()))
-    return _read(*found)
+    key = (str(config.data), hp.label, hp.task, tuple(hp.ignore), tuple(options.items()))
+    return _read(*key)
 
 
 @functools.lru_cache(maxsize=2)
@@ -352,15 +352,15 @@ def _distinct(values: np.ndarray) -> np.ndarray:
     return np.array(sorted(set(values)), object)  # faster than sorting all texts
 
 
-def _codes(values: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _codes(values: np.ndarray, categories: np.ndarray) -> np.ndarray:
     """Returns the position of each value in sorted known values, -1 for an unknown one."""
-    if not len(known):
+    if not len(categories):
         return np.full(len(values), -1)
     if values.dtype.kind == "O":
-        position = {value: i for i, value in enumerate(known)}
+        position = {value: i for i, value in enumerate(categories)}
         return np.fromiter((position.get(v, -1) for v in values), "int32", len(values))
-    codes = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    return np.where(known[codes] == values, codes, -1).astype("int32")
+    codes = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
+    return np.where(categories[codes] == values, codes, -1).astype("int32")
 
 
 def _check_lengths(location: str, num_rows: int, num_held_out: int | None) -> None:
@@ -436,9 +436,9 @@ def _tumours() -> dict[str, np.ndarray]:
     """Returns scikit-learn's breast cancer data."""
     from sklearn.datasets import load_breast_cancer
 
-    found = load_breast_cancer()
-    columns = dict(zip(found.feature_names, found.data.T, strict=True))
-    return columns | {"label": found.target_names[found.target]}
+    data = load_breast_cancer()
+    columns = dict(zip(data.feature_names, data.data.T, strict=True))
+    return columns | {"label": data.target_names[data.target]}
 
 
 def _noise() -> dict[str, np.ndarray]:

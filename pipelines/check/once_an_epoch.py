@@ -67,7 +67,7 @@ def check(
     """
     index = load_index(directory)
     places = _places(directory, index)
-    expected = Counter({hashed: len(found) for hashed, found in places.items()})
+    expected = Counter({hashed: len(locations) for hashed, locations in places.items()})
     read_by_worker = [
         read(
             directory,
@@ -116,8 +116,8 @@ def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:
     records = _records(directory, index)
     while chunk := list(itertools.islice(records, _HASHES_AT_ONCE)):
         hashed = hashes([data for _, data in chunk]).numpy().tolist()
-        for (place, _), record_hash in zip(chunk, hashed, strict=True):
-            places.setdefault(record_hash, []).append(place)
+        for (location, _), record_hash in zip(chunk, hashed, strict=True):
+            places.setdefault(record_hash, []).append(location)
     return places
 
 

@@ -66,10 +66,10 @@ class _Finder(MetaPathFinder):
         if name != "tensorflow":
             return None
         sys.meta_path.remove(self)
-        found = importlib.util.find_spec(name)
-        if found and found.loader:
-            found.loader = _Quiet(found.loader)
-        return found
+        spec = importlib.util.find_spec(name)
+        if spec and spec.loader:
+            spec.loader = _Quiet(spec.loader)
+        return spec
 
 
 class _Quiet(Loader):

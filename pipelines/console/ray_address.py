@@ -24,10 +24,10 @@ def check_reachable() -> None:
         with contextlib.suppress(OSError):
             address = _CURRENT_CLUSTER.read_text().strip()
             advice = f", which {_CURRENT_CLUSTER} names; RAY_ADDRESS=local starts a new cluster"
-    found = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
-    if found is None:
+    host_and_port = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
+    if host_and_port is None:
         return
     try:
-        socket.create_connection((found[1], int(found[2])), _SECONDS).close()
+        socket.create_connection((host_and_port[1], int(host_and_port[2])), _SECONDS).close()
     except (OSError, OverflowError) as error:  # OverflowError: no such port
         raise ConnectionError(f"no answer from {address} ({error}){advice}") from None

@@ -225,8 +225,8 @@ def _problem(stored: Any, feature: Feature) -> str | None:
 
 def _check_bytes(value: bytes, feature: Feature) -> str | None:
     if feature.is_image:
-        found = image_format(value)
-        return None if found == feature.encoding else f"not the bytes of a {feature.encoding} file"
+        actual = image_format(value)
+        return None if actual == feature.encoding else f"not the bytes of a {feature.encoding} file"
     size = math.prod(dim for dim in feature.shape if dim is not None)
     expected = size * np.dtype(feature.dtype).itemsize
     return None if len(value) == expected else f"expected {expected} bytes, found {len(value)}"

@@ -158,9 +158,9 @@ def check_shards(
             ) from None
         if num_bytes != shard.num_bytes:
             raise DataError(f"{path}: expected {shard.num_bytes} bytes, found {num_bytes}; {_CURE}")
-        if checksums and (found := sha256_of(path)) != shard.sha256:
+        if checksums and (actual := sha256_of(path)) != shard.sha256:
             raise DataError(
-                f"{path}: expected SHA-256 {shard.sha256[:12]}..., found {found[:12]}...; {_CURE}"
+                f"{path}: expected SHA-256 {shard.sha256[:12]}..., found {actual[:12]}...; {_CURE}"
             )
 
 

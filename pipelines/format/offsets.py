@@ -98,10 +98,10 @@ def _is_plausible(table: np.ndarray, index: Index) -> bool:
         return False
     begin = 0
     for shard in index.shards:
-        found = table[begin : begin + shard.num_records]
+        offsets = table[begin : begin + shard.num_records]
         begin += shard.num_records
-        if len(found) and (
-            found[0] != 0 or found[-1] >= shard.num_bytes or np.any(np.diff(found) <= 0)
+        if len(offsets) and (
+            offsets[0] != 0 or offsets[-1] >= shard.num_bytes or np.any(np.diff(offsets) <= 0)
         ):
             return False
     return True
@@ -112,25 +112,25 @@ def mismatches(directory: AnyPath, index: Index) -> set[str]:
     table = None if index.compression else _load(directory / OFFSETS_NAME, index)
     if table is None:
         return set()  # reading creates it again
-    found, begin = set(), 0
+    names, begin = set(), 0
     for shard in index.shards:
         saved = table[begin : begin + shard.num_records]
         begin += shard.num_records
         with contextlib.suppress(DataError, OSError):  # these are reported for the shard itself
             if not np.array_equal(_walk(directory, shard), saved):
-                found.add(shard.name)
-    return found
+                names.add(shard.name)
+    return names
 
 
 def _walk(directory: AnyPath, shard: Shard) -> np.ndarray:
     path = directory / shard.name
-    found = np.fromiter(record_file.offsets(path), np.int64)
-    if len(found) != shard.num_records:
+    offsets = np.fromiter(record_file.offsets(path), np.int64)
+    if len(offsets) != shard.num_records:
         raise DataError(
             f"{path}: the index lists {shard.num_records} records, the file contains "
-            f"{len(found)}; restore the file, or delete the index and create it again"
+            f"{len(offsets)}; restore the file, or delete the index and create it again"
         )
-    return found
+    return offsets
 
 
 def _fingerprint(index: Index) -> str:

@@ -105,8 +105,8 @@ def read_length(header: bytes) -> tuple[int, str | None]:
     return length, None
 
 
-def _cut_off(expected: int, found: int) -> str:
-    return f"truncated: {found} of {expected} bytes"
+def _cut_off(expected: int, num_bytes: int) -> str:
+    return f"truncated: {num_bytes} of {expected} bytes"
 
 
 @functools.lru_cache(1 << 16)
@@ -190,10 +190,10 @@ def records(path: AnyPath, compression: Compression = "") -> Iterator[Record]:
             if length is not None:
                 offset += framed_bytes(length)
                 continue
-            found = _next_valid(file, offset) if record and num_bytes else None
-            if found is None:
+            next_offset = _next_valid(file, offset) if record and num_bytes else None
+            if next_offset is None:
                 return
-            offset = found
+            offset = next_offset
             file.seek(offset)
 
 
@@ -223,9 +223,9 @@ def split(data: bytes, begins: np.ndarray) -> list[bytes] | None:
     lengths = ends - begins - FRAMING_BYTES
     if lengths.min() < 0:
         return None
-    found = np.frombuffer(data, np.uint8)
-    headers = found[begins[:, np.newaxis] + np.arange(HEADER_BYTES)].view(_HEADER_DTYPE)[:, 0]
-    footers = found[ends[:, np.newaxis] - np.arange(_FOOTER.size, 0, -1)].view("<u4")[:, 0]
+    data_bytes = np.frombuffer(data, np.uint8)
+    headers = data_bytes[begins[:, np.newaxis] + np.arange(HEADER_BYTES)].view(_HEADER_DTYPE)[:, 0]
+    footers = data_bytes[ends[:, np.newaxis] - np.arange(_FOOTER.size, 0, -1)].view("<u4")[:, 0]
     spans = zip((begins + HEADER_BYTES).tolist(), (ends - _FOOTER.size).tolist(), strict=True)
     records = [data[begin:end] for begin, end in spans]
     checksums = _masked(np.array([*map(google_crc32c.value, records)], np.int64))

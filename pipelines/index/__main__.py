@@ -76,8 +76,8 @@ def _make(
 def _matching(folder: AnyPath, pattern: str) -> Sequence[AnyPath]:
     """Returns the files of a folder with matching names, without hidden ones, in sorted order."""
     if isinstance(folder, Path):
-        found = [path for path in folder.glob(pattern) if path.is_file()]
-        return sorted(path for path in found if not path.name.startswith("."))
+        files = [path for path in folder.glob(pattern) if path.is_file()]
+        return sorted(path for path in files if not path.name.startswith("."))
     names = fnmatch.filter(folder.sizes(), pattern)
     return [folder / name for name in sorted(names) if "/" not in name and name[0] != "."]
 

@@ -84,7 +84,7 @@ def make_index(
         description=f"reading {len(tasks)} files",
         num_records=None,
     )
-    shards = tuple(found.shard for found in contents)
+    shards = tuple(content.shard for content in contents)
     digest = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16]
     index = Index(
         source=f"TFRecord files {digest}",
@@ -92,7 +92,7 @@ def make_index(
         compression=compression,
         shards=shards,
     )
-    return index, np.concatenate([found.offsets for found in contents])
+    return index, np.concatenate([content.offsets for content in contents])
 
 
 def link_shards(index: Index, files: Sequence[AnyPath], directory: AnyPath) -> None:
@@ -174,16 +174,16 @@ def _features(
     contents: Sequence[_Contents], folder: AnyPath, declared: Sequence[Feature]
 ) -> tuple[Feature, ...]:
     seen: dict[str, infer.FeatureStatistics] = {}
-    for found in contents:
-        infer.merge(seen, found.seen)
+    for content in contents:
+        infer.merge(seen, content.seen)
         for name, of_feature in seen.items():
             if len(of_feature.kinds) > 1:
                 kinds = " and ".join(sorted(of_feature.kinds))
                 raise DataError(
-                    f"{found.shard.name}: feature {name!r} is {kinds} in different records; a "
+                    f"{content.shard.name}: feature {name!r} is {kinds} in different records; a "
                     "feature must have the same type in all records"
                 )
-    num_records = sum(found.shard.num_records for found in contents)
+    num_records = sum(content.shard.num_records for content in contents)
     features = {name: seen[name].feature(name, num_records) for name in sorted(seen)}
     features = infer.refine_with_tfds_metadata(features, folder)
     for feature in declared:

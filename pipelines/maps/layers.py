@@ -119,11 +119,11 @@ def _drawing_from(layer: keras.layers.Layer, seed: tf.Tensor) -> Iterator[None]:
 
 
 def _with_inner(
-    layer: keras.layers.Layer, found: dict[int, keras.layers.Layer]
+    layer: keras.layers.Layer, layers: dict[int, keras.layers.Layer]
 ) -> Iterable[keras.layers.Layer]:
     """Returns a layer and its inner layers at any depth, which Keras does not list publicly."""
-    found[id(layer)] = layer
+    layers[id(layer)] = layer
     for value in keras.tree.flatten(list(vars(layer).values())):
-        if isinstance(value, keras.layers.Layer) and id(value) not in found:
-            _with_inner(value, found)
-    return found.values()
+        if isinstance(value, keras.layers.Layer) and id(value) not in layers:
+            _with_inner(value, layers)
+    return layers.values()

@@ -172,10 +172,10 @@ def pack(
     account = plan.source.account
     if strict:
         account.check_strict()
-    if found := existing_index(directory, plan.index_fields()):
+    if existing := existing_index(directory, plan.index_fields()):
         if strict:
             load_account(directory).check_strict()
-        return found
+        return existing
     work = work_folder(directory)
     # Finishing shares the folder with parts: it only needs that nobody packs it as a whole.
     part = Part(0, 0) if finish else part
@@ -186,8 +186,8 @@ def pack(
             if not finish:
                 _write_missing(plan, work, num_workers, part, by_ray)
         except SupersededError:
-            if found := existing_index(directory, plan.index_fields()):
-                return found
+            if existing := existing_index(directory, plan.index_fields()):
+                return existing
             raise
         names = [shard_name(i, plan.num_shards) for i in range(plan.num_shards)]
         notes = work.all_finished(names)
@@ -198,10 +198,10 @@ def pack(
                     f"{missing[0]}; run the parts that failed again"
                 )
             # Another process may have published the data set.
-            found = existing_index(directory, plan.index_fields())
-            if found is None and part is None:
+            existing = existing_index(directory, plan.index_fields())
+            if existing is None and part is None:
                 raise DataError(f"{directory}: shards vanished while they were packed; start again")
-            return found
+            return existing
         account = account.model_copy(deep=True)
         for note in filter(None, notes):
             account.merge(note.changes)

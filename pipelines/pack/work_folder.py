@@ -246,8 +246,8 @@ class _RemoteWork(WorkFolder):
         if part:
             raise _other_plan(self._packing)
         plan_file.write_bytes(self._plan)
-        found = filter(LEFTOVERS.fullmatch, self._directory.sizes())
-        self._delete(name for name in found if name != f"{PACKING}/{_PLAN}")
+        leftovers = filter(LEFTOVERS.fullmatch, self._directory.sizes())
+        self._delete(name for name in leftovers if name != f"{PACKING}/{_PLAN}")
 
     def check(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -292,8 +292,8 @@ class _RemoteWork(WorkFolder):
         try:
             (self._directory / INDEX_NAME).write_bytes(index_json(index), overwrite=False)
         except FileExistsError:  # another part was faster
-            if found := existing_index(self._directory, expected_attributes):
-                index = found
+            if existing := existing_index(self._directory, expected_attributes):
+                index = existing
         self._delete(f"{PACKING}/{name}" for name in self._packing.sizes())
         return index
 

@@ -79,16 +79,16 @@ def _whole_block(block: Blocks) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the records of a block, and whether none of them is corrupt or missing."""
     # Larger records would only be copied once more.
     is_small = block.size < block.count * _READ_BYTES
-    found = tf.raw_ops.TFRecordDatasetV2(
+    records = tf.raw_ops.TFRecordDatasetV2(
         filenames=block.path[tf.newaxis],
         compression_type="",
         buffer_size=tf.where(is_small, tf.constant(_READ_BYTES, tf.int64), 0),
         byte_offsets=block.offset[tf.newaxis],
     )
-    found = tf.data.experimental.from_variant(found, tf.TensorSpec((), tf.string))
+    records = tf.data.experimental.from_variant(records, tf.TensorSpec((), tf.string))
     # A file that cannot be opened fails at every attempt, and `ignore_errors` would retry forever.
     # With `zip`, each failure uses up a number, so that the retries end.
-    numbered = tf.data.Dataset.zip(tf.data.Dataset.range(block.count), found).ignore_errors()
+    numbered = tf.data.Dataset.zip(tf.data.Dataset.range(block.count), records).ignore_errors()
     end = tf.data.Dataset.from_tensors((np.int64(-1), ""))  # so that there is an element
     batches = numbered.concatenate(end).batch(block.count).take(1)
     numbers, serialized = batches.get_single_element()
@@ -106,10 +106,10 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
     """
 
     def read_block(block: Blocks) -> tf.data.Dataset:
-        found = tf.data.TFRecordDataset(block.path, compression, buffer_size=_READ_BYTES)
+        serialized = tf.data.TFRecordDataset(block.path, compression, buffer_size=_READ_BYTES)
         numbers = tf.data.Dataset.range(block.first - block.offset, block.first + block.count)
         # `zip` as in `_whole_block`.
-        records = tf.data.Dataset.zip(Records(found, numbers)).ignore_errors()
+        records = tf.data.Dataset.zip(Records(serialized, numbers)).ignore_errors()
         failed = tf.data.Dataset.from_tensors(block).map(_fail).unbatch()
         records = records.concatenate(failed).skip(block.offset + block.skip)
         # `take` stops exactly at the end, because `zip` would request one more record.
@@ -173,19 +173,19 @@ def read_intact_records(
         The intact records, their numbers, and a description of the first error or empty bytes.
     """
     location = storage.at(path.decode())
-    found: dict[int, bytes] = {}
+    intact: dict[int, bytes] = {}
     problems: list[str] = []
     try:
         num_bytes = storage.num_bytes(location)
         with location.open("rb") as file:
             for number in range(first, stop):
                 try:
-                    found[number] = record_file.read_at(file, int(offsets[number]), num_bytes)
+                    intact[number] = record_file.read_at(file, int(offsets[number]), num_bytes)
                 except record_file.DamageError as error:
                     problems.append(str(error))
     except (OSError, DataError) as error:  # says nothing about the records: nothing is skipped
         return *_NOTHING, description(error)
-    if not problems and size != sum(len(data) + FRAMING_BYTES for data in found.values()):
+    if not problems and size != sum(len(data) + FRAMING_BYTES for data in intact.values()):
         table = location.parent / OFFSETS_NAME
         problems.append(f"{table}: does not match {location}; delete {OFFSETS_NAME}")
     elif skipped is not None:
@@ -194,7 +194,7 @@ def read_intact_records(
         problems = []
     if problems:
         return *_NOTHING, problems[0].encode()
-    return np.array([*found.values()], object), np.array([*found], np.int64), b""
+    return np.array([*intact.values()], object), np.array([*intact], np.int64), b""
 
 
 def description(error: Exception) -> bytes:

@@ -104,13 +104,13 @@ def mix(
 
     def of_iteration(start: tf.Tensor) -> tf.data.Dataset:
         epoch, num_skipped = start[0], start[1]
-        place = epoch * num_batches * batch_size + num_skipped
-        num_taken = draws.counts_before(place)
+        position = epoch * num_batches * batch_size + num_skipped
+        num_taken = draws.counts_before(position)
         streams = [
             folder.repeated(num_taken[i]).unbatch().map(mapper.map_and_augment, tuning.num_maps)
             for i, (folder, mapper) in enumerate(zip(folders, mappers, strict=True))
         ]
-        mixed = tf.data.Dataset.choose_from_datasets(streams, draws.sources_from(place))
+        mixed = tf.data.Dataset.choose_from_datasets(streams, draws.sources_from(position))
         return mixed.take(num_batches * batch_size - num_skipped)
 
     dataset = batching.finish(
@@ -150,14 +150,14 @@ class Draws:
         self._num_sources, self._seed = len(weights), seed
         self._sources = tf.constant(np.repeat(np.arange(len(weights)), _draws_per_period(weights)))
 
-    def counts_before(self, place: tf.Tensor) -> tf.Tensor:
+    def counts_before(self, position: tf.Tensor) -> tf.Tensor:
         """Returns the number of examples of each source before a position, `(num_sources,)`."""
-        period, within = place // _PERIOD, place % _PERIOD
+        period, within = position // _PERIOD, position % _PERIOD
         return period * self._counts(self._sources) + self._counts(self._of(period)[:within])
 
-    def sources_from(self, place: tf.Tensor) -> tf.data.Dataset:
+    def sources_from(self, position: tf.Tensor) -> tf.data.Dataset:
         """Returns an endless dataset of source numbers from a position on."""
-        period, within = place // _PERIOD, place % _PERIOD
+        period, within = position // _PERIOD, position % _PERIOD
         periods = tf.data.Dataset.range(period, tf.int64.max)
         return periods.map(self._of).unbatch().skip(within)
 

@@ -139,8 +139,8 @@ def restart_of(dataset: object) -> Restart | None:
         >>> pipelines.restart_of(tf.data.Dataset.range(3)) is None
         True
     """
-    found = getattr(dataset, ATTRIBUTE, None)
-    return found if isinstance(found, Restart) else None
+    restart = getattr(dataset, ATTRIBUTE, None)
+    return restart if isinstance(restart, Restart) else None
 
 
 def with_restart(

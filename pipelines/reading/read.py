@@ -93,12 +93,12 @@ def read(
             `on_corrupt="skip"` is combined with `data_service`; or `mix_fn` is combined with
             padding, a divided batch or `data_service`.
     """
-    for name, word, known in (
+    for name, word, allowed in (
         ("last_batch", last_batch, get_args(LastBatch)),
         ("on_corrupt", on_corrupt, get_args(OnCorrupt)),
     ):
-        if word not in known:
-            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {word!r}")
+        if word not in allowed:
+            raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {word!r}")
     global_batch_size, batch_size = batch_size, batching.pipeline_batch_size(batch_size, context)
     divided = context is not None and context.num_input_pipelines > 1
     if mix_fn and (last_batch == "pad" or divided or data_service):

@@ -54,13 +54,13 @@ def remote_reader(
         for block, data in zip(blocks, fetched, strict=True):
             stop, problem = block.first + block.count, b""
             numbers = np.arange(block.first, stop)
-            found = record_file.split(data, offsets[block.first : stop] - block.offset)
-            if found is None:
+            parts = record_file.split(data, offsets[block.first : stop] - block.offset)
+            if parts is None:
                 serialized, numbers, problem = read_intact_records(
                     offsets, skipped, block.path, block.first, stop, block.size
                 )
             else:
-                serialized = np.array(found, object)
+                serialized = np.array(parts, object)
             if problem:
                 raise DataError(problem.decode())
             wanted = numbers >= block.first + block.skip
@@ -122,18 +122,18 @@ def _reader(read: Callable[[list[Blocks]], Iterator[Records]]) -> Reader:
     def elements(*columns: np.ndarray) -> Iterator[tuple[Records, bytes]]:
         """Yields an error as the last element, which keeps its message and type in the graph."""
         _reuse_large_buffers()
-        found: list[Records] = []
+        together: list[Records] = []
         problem = b""
         try:
             for records in read(list(map(Blocks, *(column.tolist() for column in columns)))):
-                found.append(records)
-                if len(found) == _BLOCKS_TOGETHER:
-                    yield _joined(found), b""
-                    found = []
+                together.append(records)
+                if len(together) == _BLOCKS_TOGETHER:
+                    yield _joined(together), b""
+                    together = []
         except (OSError, DataError) as error:
             problem = description(error)
-        if found:
-            yield _joined(found), b""
+        if together:
+            yield _joined(together), b""
         if problem:
             yield _NOTHING, problem
 
@@ -151,5 +151,5 @@ def _reader(read: Callable[[list[Blocks]], Iterator[Records]]) -> Reader:
     return dataset
 
 
-def _joined(found: list[Records]) -> Records:
-    return Records(*map(np.concatenate, zip(*found, strict=True)))
+def _joined(parts: list[Records]) -> Records:
+    return Records(*map(np.concatenate, zip(*parts, strict=True)))

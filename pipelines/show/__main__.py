@@ -33,8 +33,8 @@ def _show(directory: str, num_images: int, num_records: int, to: str | None = No
     from pipelines.show import records  # imports TensorFlow, so after the first table
 
     counts, first = records.LabelCounts(index), list[bytes]()
-    found = records.records(folder, index, num_records)
-    while chunk := list(itertools.islice(found, _NUM_AT_ONCE)):
+    serialized = records.records(folder, index, num_records)
+    while chunk := list(itertools.islice(serialized, _NUM_AT_ONCE)):
         counts.add(chunk)
         first += chunk[: max(num_images, 1) - len(first)]
     if not first:

@@ -29,13 +29,13 @@ def records(directory: AnyPath, index: Index, num_records: int) -> Iterator[byte
     """
 
     def read_shard(shard: Shard) -> Iterator[bytes]:
-        found = record_file.intact_records(directory / shard.name, index.compression)
-        yield from (record.data for record in itertools.islice(found, per_shard))
+        intact = record_file.intact_records(directory / shard.name, index.compression)
+        yield from (record.data for record in itertools.islice(intact, per_shard))
 
     per_shard = -(-num_records // max(index.num_shards, 1))
     turns = itertools.zip_longest(*map(read_shard, index.shards))
-    found = (data for turn in turns for data in turn if data is not None)
-    return itertools.islice(found, num_records)
+    alternating = (data for turn in turns for data in turn if data is not None)
+    return itertools.islice(alternating, num_records)
 
 
 def describe_record(record: bytes, index: Index) -> dict[str, str]:
@@ -67,8 +67,8 @@ class LabelCounts:
             if feature.shape:  # a vector of attributes, each present or not
                 counts += (values != 0).sum(axis=0)
             else:
-                known = values[(values >= 0) & (values < len(feature.label_names))]
-                counts += np.bincount(known, minlength=len(feature.label_names))
+                labels = values[(values >= 0) & (values < len(feature.label_names))]
+                counts += np.bincount(labels, minlength=len(feature.label_names))
 
     def by_feature(self) -> dict[str, dict[str, int]]:
         """Returns the counts by feature and label, most frequent first."""
@@ -120,8 +120,8 @@ def _format_value(value: object, feature: Feature) -> str:
         return f"{feature.encoding}, {len(value):,} bytes"
     if feature.label_names and not feature.shape:
         number = int(np.asarray(value))
-        known = 0 <= number < len(feature.label_names)
-        return feature.label_names[number] if known else str(number)
+        is_label = 0 <= number < len(feature.label_names)
+        return feature.label_names[number] if is_label else str(number)
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
     else:

@@ -113,12 +113,12 @@ def _kind_of(location: str) -> str:
         DataError: The format is unknown or ambiguous.
     """
     # A dictionary by module, because a module may have two names.
-    found = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
-    if len(found) == 1:
-        return next(iter(found.values()))
-    what = " and ".join(found.values()) or "nothing that can be packed"
+    kinds = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
+    if len(kinds) == 1:
+        return next(iter(kinds.values()))
+    what = " and ".join(kinds.values()) or "nothing that can be packed"
     files = [storage.at(location), *listing(storage.at(location)).files]
-    if not found and (packed := [file for file in files if has_suffix(file, COMPRESSED)]):
+    if not kinds and (packed := [file for file in files if has_suffix(file, COMPRESSED)]):
         raise DataError(f"{packed[0]}: is compressed; unpack it first")
     raise DataError(
         f"{location}: found {what} here; choose the format with --from ({', '.join(SOURCES)})"

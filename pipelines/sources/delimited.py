@@ -145,12 +145,12 @@ def _sniffed(
 ) -> tuple[str, str | None]:
     """Returns the delimiter and quote that divide the rows evenly, or the usual ones."""
     try:
-        found = csv.Sniffer().sniff("".join(lines)[:_SNIFFED_CHARACTERS], delimiters=_OTHERS)
+        dialect = csv.Sniffer().sniff("".join(lines)[:_SNIFFED_CHARACTERS], delimiters=_OTHERS)
     except csv.Error:
         return usual, quote
-    for candidate in [quote] if is_quote_given else [quote, found.quotechar]:
-        if _divides(lines, found.delimiter, candidate):
-            return found.delimiter, candidate
+    for candidate in [quote] if is_quote_given else [quote, dialect.quotechar]:
+        if _divides(lines, dialect.delimiter, candidate):
+            return dialect.delimiter, candidate
     return usual, quote
 
 

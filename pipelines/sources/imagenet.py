@@ -108,10 +108,10 @@ def _images(folder: Path, split: str) -> tuple[list[_Image], list[Path]]:
     if not archive.is_file():
         raise DataError(f"{folder}: expected {images.name}/ or {archive.name}, found neither")
     try:
-        found = list(_in_train_archive(archive) if split == "train" else _in_archive(archive))
+        members = list(_in_train_archive(archive) if split == "train" else _in_archive(archive))
     except tarfile.TarError as error:
         raise DataError(f"{archive}: not an archive that can be read: {error}") from None
-    return sorted(found, key=lambda image: image.name), [archive]
+    return sorted(members, key=lambda image: image.name), [archive]
 
 
 def _loose(path: Path) -> _Image:

@@ -317,10 +317,10 @@ def open_source(location: str, options: Options) -> Source:
     folder = storage.at(location)
     paths, skipped = _images_below(folder)
     if not paths:
-        known = ", ".join(sorted(IMAGE_SUFFIXES))
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
         why = "; ".join(f"{printable(path)}: {reason}" for path, reason in [*skipped.items()][:1])
         raise DataError(
-            f"{location}: found no images, that is, no files that end with {known} or whose "
+            f"{location}: found no images, that is, no files that end with {suffixes} or whose "
             f"contents are images; {why}".rstrip("; ")
         )
     return ImageFolder(folder, paths, options, skipped)
@@ -394,9 +394,9 @@ def coding_for(
     else:
         image_format = options.image_format or (stored.pop() if len(stored) == 1 else None)
     if image_format is None:
-        found = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common())
+        counts = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common())
         raise DataError(
-            f"images are stored as jpeg or as png, found {found}; pass --image-format jpeg or "
+            f"images are stored as jpeg or as png, found {counts}; pass --image-format jpeg or "
             "--image-format png to re-encode the others"
         )
     channels, bits = _sample(paths, open_file or _opened, skip_damaged=options.skip_damaged)

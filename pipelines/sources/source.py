@@ -281,12 +281,12 @@ def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None,
         split: The split that the source reads, if there are several.
         why: The reason for files that the source does not read.
     """
-    account, found, used = source.account, listing(root), set(source.files or ())
+    account, files, used = source.account, listing(root), set(source.files or ())
     account.use("files", len(used))
-    account.add_clutter("files", found.num_clutter)
-    others = defaultdict(list, found.left_out)
+    account.add_clutter("files", files.num_clutter)
+    others = defaultdict(list, files.left_out)
     of_split = set(files_below(folder)) if split else set()
-    for path in found.files:
+    for path in files.files:
         if path not in used:
             reason = why if not split or path in of_split else f"not in the split {split}"
             reason = "compressed; unpack it first" if has_suffix(path, COMPRESSED) else reason

@@ -60,17 +60,17 @@ def split_folders(folder: AnyPath, splits: str | None = None) -> dict[str, AnyPa
     """Returns what `find_splits` does, of the files that were listed."""
     parts = (storage.relative(path, folder).parts for path in listing(folder).files)
     names = sorted({first for first, *rest in parts if rest})
-    found = _by_split(names, splits)
-    others = [name for name in names if not any(name in group for group in found.values())]
+    folders = _by_split(names, splits)
+    others = [name for name in names if not any(name in group for group in folders.values())]
     is_exact = len(names) == 1 and names[0].lower() in _SPLITS
-    if splits is not None or (len(found) > 1 and not others) or is_exact:
-        return {split: folder / _only(folder, split, names) for split, names in found.items()}
-    if len(found) > 1:
+    if splits is not None or (len(folders) > 1 and not others) or is_exact:
+        return {split: folder / _only(folder, split, names) for split, names in folders.items()}
+    if len(folders) > 1:
         raise DataError(
-            f"{folder}: contains {_described(found)} beside {', '.join(map(printable, others))}; "
-            f"pass {_mapping(found)} if the first are splits, or --splits none if all are classes"
+            f"{folder}: contains {_described(folders)} beside {', '.join(map(printable, others))}; "
+            f"pass {_mapping(folders)} if the first are splits, or --splits none if all are classes"
         )
-    return split_folders(folder / names[0]) if len(names) == 1 and not found else {}
+    return split_folders(folder / names[0]) if len(names) == 1 and not folders else {}
 
 
 def split_files(
@@ -89,10 +89,10 @@ def split_files(
         inner = next((name for name in folders[1:] if name.lower() in _SPLITS), None)
         if inner or suffixes is not None:
             by_name[inner or name].append(path)
-    found = _by_split(by_name, splits)
-    if splits is None and len(found) < 2:
+    files = _by_split(by_name, splits)
+    if splits is None and len(files) < 2:
         return {}
-    return {split: [p for n in names for p in by_name[n]] for split, names in found.items()}
+    return {split: [p for n in names for p in by_name[n]] for split, names in files.items()}
 
 
 def choose(location: str, found: Collection[str], split: str | None) -> str:
@@ -117,7 +117,7 @@ def choose(location: str, found: Collection[str], split: str | None) -> str:
 
 
 def _by_split(names: Collection[str], splits: str | None) -> dict[str, list[str]]:
-    found = defaultdict[str, list[str]](list)
+    by_split = defaultdict[str, list[str]](list)
     patterns = _patterns(splits)
     for name in names:
         if splits is not None:
@@ -125,8 +125,10 @@ def _by_split(names: Collection[str], splits: str | None) -> dict[str, list[str]
         else:
             of_name = {_SPLITS[w] for w in re.split(r"[^a-z]+", name.lower()) if w in _SPLITS}
         if len(of_name) == 1:
-            found[of_name.pop()].append(name)
-    return {split: found[split] for split in dict.fromkeys((*_WORDS, *patterns)) if split in found}
+            by_split[of_name.pop()].append(name)
+    return {
+        split: by_split[split] for split in dict.fromkeys((*_WORDS, *patterns)) if split in by_split
+    }
 
 
 def _patterns(splits: str | None) -> dict[str, str]:
@@ -148,9 +150,9 @@ def _only(folder: AnyPath, split: str, names: list[str]) -> str:
     return names[0]
 
 
-def _described(found: Mapping[str, list[str]]) -> str:
-    return ", ".join(printable(name) for names in found.values() for name in names)
+def _described(splits: Mapping[str, list[str]]) -> str:
+    return ", ".join(printable(name) for names in splits.values() for name in names)
 
 
-def _mapping(found: Mapping[str, list[str]]) -> str:
-    return "--splits " + ",".join(f"{s}={printable(names[0])}" for s, names in found.items())
+def _mapping(splits: Mapping[str, list[str]]) -> str:
+    return "--splits " + ",".join(f"{s}={printable(names[0])}" for s, names in splits.items())

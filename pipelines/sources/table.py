@@ -110,7 +110,7 @@ class Table(Source):
         table = self._rows.table
         if unknown := [name for name in self._fill if name not in table.column_names]:
             raise DataError(f"--fill: expected one of {table.column_names}, got {unknown[0]!r}")
-        for place, name in enumerate(table.column_names):
+        for index, name in enumerate(table.column_names):
             column, is_filled = table[name], name in self._fill
             if name in self._rows.cells and str(column.type) == "string":
                 if is_filled or self._options.drop_gaps:
@@ -118,7 +118,7 @@ class Table(Source):
                 elif name == self._label:
                     column = pc.if_else(pc.equal(column, ""), None, column)
             column = _with_value(column, name, self._fill[name]) if is_filled else column
-            table = table.set_column(place, name, column)
+            table = table.set_column(index, name, column)
         _check_values(table, self._files[0])
         return table
 

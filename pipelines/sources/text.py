@@ -101,16 +101,16 @@ class Text(Source):
 
     def _find_lines(self) -> np.ndarray:
         """Returns file, offset and length of each line that is not blank, int64 `(lines, 3)`."""
-        found, blank = [np.empty((0, 3), np.int64)], []
+        parts, blank = [np.empty((0, 3), np.int64)], []
         for number, file in enumerate(self._files):
             encoding = encoding_of(file, self._given)
             self._encodings.append(encoding)
             name = storage.relative(file, self._folder)
             self._report(self.account, encoding, name)
             lines, skipped = _lines(number, file, encoding)
-            found.append(lines)
+            parts.append(lines)
             blank += [name] * skipped
-        lines = np.concatenate(found)
+        lines = np.concatenate(parts)
         self.account.use("lines", len(lines))
         self.account.leave_out("lines", "blank", *blank)
         return lines
@@ -130,14 +130,14 @@ def open_source(location: str, options: Options) -> Source:
 
 def _lines(number: int, file: AnyPath, encoding: Encoding) -> tuple[np.ndarray, int]:
     """Returns file, offset and length of each line that is not blank, and the number of others."""
-    offset, found, num_blank = encoding.start, [], 0
+    offset, lines, num_blank = encoding.start, [], 0
     for line, length in _lengths(file, encoding):
         if line.strip():
-            found.append((number, offset, length))
+            lines.append((number, offset, length))
         else:
             num_blank += 1
         offset += length
-    return np.array(found, np.int64).reshape(-1, 3), num_blank
+    return np.array(lines, np.int64).reshape(-1, 3), num_blank
 
 
 def _lengths(file: AnyPath, encoding: Encoding) -> Iterator[tuple[bytes | str, int]]:

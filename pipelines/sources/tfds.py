@@ -66,10 +66,10 @@ class _ByOffset:
         self._files: list[Path] = []
         places = [np.empty((0, 2), np.int64)]
         for of_file in _split_info(info, split).file_instructions:
-            found = np.fromiter(record_file.offsets(Path(of_file.filename)), np.int64)
+            offsets = np.fromiter(record_file.offsets(Path(of_file.filename)), np.int64)
             stop = None if of_file.take < 0 else of_file.skip + of_file.take
-            found = found[of_file.skip : stop]
-            places.append(np.stack([np.full_like(found, len(self._files)), found], axis=1))
+            offsets = offsets[of_file.skip : stop]
+            places.append(np.stack([np.full_like(offsets, len(self._files)), offsets], axis=1))
             self._files.append(Path(of_file.filename))
         self._places = np.concatenate(places)
 

@@ -152,9 +152,9 @@ class WebDataset(Source):
         read = storage.in_order(lambda one: one.read(*self._kinds), samples, self._root)
         yield from map(self._example, samples, read)
 
-    def _example(self, sample: _Sample, found: Mapping[str, bytes]) -> Example:
+    def _example(self, sample: _Sample, members: Mapping[str, bytes]) -> Example:
         example: dict[str, object] = {"key": sample.name}
-        for kind, data in found.items():
+        for kind, data in members.items():
             item = f"{sample.name}.{kind}"
             name = printable(f"{sample.tar}: {item}")
             if self._coding and kind == self._image:

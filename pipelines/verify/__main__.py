@@ -31,20 +31,20 @@ def _verify(directory: str, decode: bool = False, num_workers: int | None = None
         decode=decode,
         num_workers=num_workers or num_cores(),
     )
-    problems = [f"{found.path}: {problem}" for found in findings for problem in found.problems]
+    problems = [f"{shard.path}: {problem}" for shard in findings for problem in shard.problems]
     for problem in problems:
         print(problem)
     command_line.print_facts(
         {
             "folder": directory,
             "shards": str(len(findings)),
-            "records": f"{sum(found.num_records for found in findings):,}",
+            "records": f"{sum(shard.num_records for shard in findings):,}",
             "checked": "checksums, features" + (", decoding" if decode else ""),
             "problems": str(len(problems)),
         }
     )
     if problems:
-        bad = sum(bool(found.problems) for found in findings)
+        bad = sum(bool(shard.problems) for shard in findings)
         raise DataError(
             f"{directory}: problems: {len(problems)}, in {bad} of {len(findings)} shards; restore "
             "these files or write the data again"

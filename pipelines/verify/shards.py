@@ -82,13 +82,15 @@ def _check_together(directory: AnyPath, index: Index, findings: Sequence[Finding
     """Reports wrong offsets, and copies of shards, whose records would be read twice per epoch."""
     first: dict[str, str] = {}
     mismatches = offsets.mismatches(directory, index)
-    for shard, found in zip(index.shards, findings, strict=True):
+    for shard, findings_of_shard in zip(index.shards, findings, strict=True):
         if shard.name in mismatches:
             name = offsets.OFFSETS_NAME
-            found.problems.append(f"{name} does not match this shard; delete {name}")
+            findings_of_shard.problems.append(f"{name} does not match this shard; delete {name}")
         name = first.setdefault(shard.sha256, shard.name)
         if name != shard.name and shard.num_records:
-            found.problems.append(f"has the same content as {name}: records would be read twice")
+            findings_of_shard.problems.append(
+                f"has the same content as {name}: records would be read twice"
+            )
 
 
 def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:

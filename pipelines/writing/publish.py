@@ -208,8 +208,8 @@ def publish(
         storage.flush(folder)
         folder.rename(directory)  # succeeds only if the name is free or an empty folder
     except OSError:
-        if found := existing_index(directory, expected_attributes):
-            return found
+        if existing := existing_index(directory, expected_attributes):
+            return existing
         raise
     storage.sync(directory.parent)
     return index

@@ -82,8 +82,8 @@ def write_shards(
     directory = storage.at(directory)
     features = tuple(features)
     attributes = {"source": source, "features": features, "num_shards": num_shards}
-    if found := existing_index(directory, attributes):
-        return found
+    if existing := existing_index(directory, attributes):
+        return existing
     if isinstance(directory, RemotePath):
         index, table = _write_files(examples, directory, features, num_shards, source)
         offsets.store(directory, index, table)
@@ -127,13 +127,13 @@ def _hidden_folder_beside(directory: Path) -> Iterator[Path]:
         with _locked(left) as is_free:
             if is_free:
                 shutil.rmtree(left, ignore_errors=True)
-    own = uuid.uuid4().hex
-    folder = directory.with_name(f".{directory.name}.{own}")
+    suffix = uuid.uuid4().hex
+    folder = directory.with_name(f".{directory.name}.{suffix}")
     folder.mkdir()  # tempfile.mkdtemp would set a private mode, which the final folder would keep
     try:
         with _locked(folder):
             # Other processes look for this name only, so that they never see it without its lock.
-            folder = folder.rename(directory.with_name(prefix + own))
+            folder = folder.rename(directory.with_name(prefix + suffix))
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -61,10 +61,10 @@ def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Lay
     settings: dict[str, Setting] = {}
     for key, value in node.value:
         name = str(key.value)
-        place = f"{file}, line {key.start_mark.line + 1}: {name}"
+        location = f"{file}, line {key.start_mark.line + 1}: {name}"
         if name in settings:
-            raise ConfigurationError(f"{place}: duplicate field. Remove one of them.")
-        settings[name] = Setting(loader.construct_object(value, deep=True), place)
+            raise ConfigurationError(f"{location}: duplicate field. Remove one of them.")
+        settings[name] = Setting(loader.construct_object(value, deep=True), location)
         if f"{name}." == HYPERPARAMETER_PREFIX and isinstance(value, yaml.MappingNode):
             hyperparameters = _settings(loader, value, file)
             settings |= {

@@ -39,14 +39,14 @@ def folded(error: BaseException) -> str:
     Args:
         error: An exception that was caught.
     """
-    found = traceback.TracebackException.from_exception(error)
+    shown = traceback.TracebackException.from_exception(error)
     num_hidden = 0
-    for exception in _chain(found):
+    for exception in _chain(shown):
         user_frames = [f for f in exception.stack if not f.filename.startswith(_FRAMEWORKS)]
         if user_frames:
             num_hidden += len(exception.stack) - len(user_frames)
             exception.stack = traceback.StackSummary.from_list(user_frames)
-    text = "".join(found.format())
+    text = "".join(shown.format())
     if not num_hidden:
         return text
     return f"{num_hidden} framework frames are hidden; set {FULL}=1 to show them.\n{text}"

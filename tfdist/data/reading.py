@@ -113,17 +113,17 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
     of_split = folders[split]
     if (of_split / _INDEX).is_file():
         return of_split  # already packed
-    found = [str(path) for path in folders.values() if path.is_dir()]
-    if len(found) == len(folders):
+    names = [str(path) for path in folders.values() if path.is_dir()]
+    if len(names) == len(folders):
         source = str(of_split)
-    elif not found and _has_class_folders(root):
+    elif not names and _has_class_folders(root):
         both = " and ".join(folders)
         raise DataError(
             f"--data {source}: recipe {config.recipe!r} needs the folders {both} in it, found "
             f"{_listed(root)}. Move the class folders into them, or use --recipe image_folder or "
             "text_classifier, which divide class folders themselves."
         )
-    elif found and all(_has_class_folders(Path(path)) for path in found) and _only_folders(root):
+    elif names and all(_has_class_folders(Path(path)) for path in names) and _only_folders(root):
         both = " and ".join(folders)
         raise DataError(
             f"--data {source}: recipe {config.recipe!r} needs the folders {both} in it, found only "
@@ -138,7 +138,7 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
     except pipelines.DataError as error:
         stand_in = f"{SMALL} or {SYNTHETIC}" if data_set.small else SYNTHETIC
         both = " and ".join(data_set.splits)
-        splits = f"Found only {', '.join(found)}. " if found else ""
+        splits = f"Found only {', '.join(names)}. " if names else ""
         # Recipes have no such flags.
         flags = f"Its flags: python -m pipelines.pack {source} DEST. " if "--" in str(error) else ""
         raise DataError(

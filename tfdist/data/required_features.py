@@ -36,10 +36,10 @@ def check_features(
                 f"{data}: the records have no feature {name!r}, and {user} needs {number}. "
                 f"Features of these records: {names}. {_CURE}"
             )
-        found, what = _size(columns)
-        if expected is not None and found not in (None, expected):
+        size, what = _size(columns)
+        if expected is not None and size not in (None, expected):
             raise DataError(
-                f"{data}: feature {name!r} has {found} {what}, and {user} builds a network for "
+                f"{data}: feature {name!r} has {size} {what}, and {user} builds a network for "
                 f"{expected}. {_CURE}"
             )
 

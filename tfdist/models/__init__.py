@@ -98,8 +98,8 @@ def image_classifier(
             f"--model {name}: expected one that classifies images: {', '.join(IMAGE_CLASSIFIERS)}."
             f"{did_you_mean(name, IMAGE_CLASSIFIERS)}"
         )
-    own = {key: value for key, value in settings.items() if key in options(name)}
-    return _builder(name)(input_shape, num_classes, scale=scale, **own)
+    arguments = {key: value for key, value in settings.items() if key in options(name)}
+    return _builder(name)(input_shape, num_classes, scale=scale, **arguments)
 
 
 def options(name: str) -> dict[str, tuple[Any, Any]]:

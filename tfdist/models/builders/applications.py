@@ -280,11 +280,11 @@ def _function(name: str) -> Any:
     Raises:
         ConfigurationError: There is none.
     """
-    known = [n for n, f in vars(keras.applications).items() if inspect.isfunction(f)]
-    if name not in known:
+    names = [n for n, f in vars(keras.applications).items() if inspect.isfunction(f)]
+    if name not in names:
         raise ConfigurationError(
             f"application={name}: keras.applications has no such network; choose one of "
-            f"{', '.join(sorted(known))}.{did_you_mean(name, known)}"
+            f"{', '.join(sorted(names))}.{did_you_mean(name, names)}"
         )
     return getattr(keras.applications, name)
 

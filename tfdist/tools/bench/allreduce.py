@@ -154,21 +154,23 @@ def _copy(num_bytes: int, repeats: int) -> float:
     return statistics.median(times)
 
 
-def _result(name: str, own: Sequence[float], copy: Sequence[float], num_bytes: int) -> dict:
+def _result(name: str, seconds: Sequence[float], copy: Sequence[float], num_bytes: int) -> dict:
     # Each replica sends and receives at least 2(n-1)/n of the bytes.
     moved = num_bytes * (1 if name == COPY else 2 * (REPLICAS - 1) / REPLICAS)
-    bandwidths, copies = [[b / s / 1e9 for s in of] for b, of in ((moved, own), (num_bytes, copy))]
+    bandwidths, copies = [
+        [b / s / 1e9 for s in of] for b, of in ((moved, seconds), (num_bytes, copy))
+    ]
     return {
-        "ms": rounds.spread([1e3 * s for s in own]),
+        "ms": rounds.spread([1e3 * s for s in seconds]),
         "gb_per_s": rounds.spread(bandwidths),
         "of_memory_copy": rounds.ratio(bandwidths, copies),
-        "samples_s": list(own),
+        "samples_s": list(seconds),
     }
 
 
-def _cell(name: str, own: dict[str, Any]) -> str:
-    bandwidth = f"{own['gb_per_s']['median']:.3g}"
-    return bandwidth if name == COPY else f"{bandwidth} ({own['of_memory_copy']['median']:.0%})"
+def _cell(name: str, result: dict[str, Any]) -> str:
+    bandwidth = f"{result['gb_per_s']['median']:.3g}"
+    return bandwidth if name == COPY else f"{bandwidth} ({result['of_memory_copy']['median']:.0%})"
 
 
 def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:

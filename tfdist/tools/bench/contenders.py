@@ -155,14 +155,14 @@ def available(case: Case, method: str) -> dict[str, Callable[[Case], Measure]]:
             "checks off": lambda case: _measure_fit(case.trainer(**off).fit, case),
         }
     call = functools.partial(_measure_call, method)
-    found: dict[str, Callable[[Case], Measure]] = {
+    contenders: dict[str, Callable[[Case], Measure]] = {
         "tfdist": lambda case: call(case, case.trainer())
     }
     if case.strategy.num_replicas == 1:
-        found["by hand"] = functools.partial(_inference_by_hand, method)
-    found["Keras"] = lambda case: call(case, case.keras_model(False))
-    found["Keras, in graph"] = lambda case: call(case, case.keras_model(True))
-    return found
+        contenders["by hand"] = functools.partial(_inference_by_hand, method)
+    contenders["Keras"] = lambda case: call(case, case.keras_model(False))
+    contenders["Keras, in graph"] = lambda case: call(case, case.keras_model(True))
+    return contenders
 
 
 class _EpochTimer(keras.callbacks.Callback):

@@ -70,20 +70,20 @@ def run(
 
     if smoke:
         num_images, rounds = 96, 1
-    found = photographs.create(Path(data_dir) / "bench", num_images, large)
+    images = photographs.create(Path(data_dir) / "bench", num_images, large)
     results: dict[str, Any] = {"images": num_images, "large": large}
     if with_model:
         from tfdist.tools.bench import input_wait
 
-        results["with_model"] = input_wait.measure(found)
+        results["with_model"] = input_wait.measure(images)
         _show_wait(results["with_model"])
     else:
         readers = input_readers.READERS | dict(more_readers or {})
-        results |= {"rounds": rounds, "contenders": compare(readers, found, num_images, rounds)}
+        results |= {"rounds": rounds, "contenders": compare(readers, images, num_images, rounds)}
         size = "2000x1500" if large else "500x375"
         output.show(
             ("", "images/s", "pipelines is faster by", "packed at size", "goal"),
-            [(name, *_cells(own)) for name, own in results["contenders"].items()],
+            [(name, *_cells(result)) for name, result in results["contenders"].items()],
             f"{num_images} JPEGs of {size}, cropped to 224x224, batch 64, {rounds} rounds",
         )
     output.conclude(results, _NOTE)
@@ -93,13 +93,13 @@ _NOTE = f"{rounds.NOTE} Other processes include the worker processes of the cont
 
 
 def compare(
-    readers: Mapping[str, Reader], found: Photographs, num_images: int, num_rounds: int
+    readers: Mapping[str, Reader], images: Photographs, num_images: int, num_rounds: int
 ) -> dict[str, dict[str, Any]]:
     """Measures each reader once per round.
 
     Args:
         readers: Readers by name.
-        found: The images to read.
+        images: The images to read.
         num_images: Number of images per measurement.
         num_rounds: Measurements of each reader.
 
@@ -112,7 +112,7 @@ def compare(
     from tfdist.tools.bench.input_readers import LIMIT, OURS, PACKED
 
     turns = {
-        name: functools.partial(_rate, reader, found, num_images)
+        name: functools.partial(_rate, reader, images, num_images)
         for name, reader in readers.items()
     }
     measured = rounds.run_in_turns(turns, num_rounds)
@@ -128,13 +128,13 @@ def compare(
 
 
 def _with_goal(ours: list[float], other: list[float], goal: float) -> dict[str, Any]:
-    found = rounds.ratio(ours, other)
-    return found | {"goal": goal, "met": found["median"] >= goal}
+    ratio = rounds.ratio(ours, other)
+    return ratio | {"goal": goal, "met": ratio["median"] >= goal}
 
 
-def _rate(reader: Reader, found: Photographs, num_images: int) -> float:
+def _rate(reader: Reader, images: Photographs, num_images: int) -> float:
     """Returns images per second after the first batches."""
-    steps = reader(found)
+    steps = reader(images)
     for _ in range(_WARM_UP_STEPS):
         next(steps)
     count, begin = 0, time.perf_counter()
@@ -152,12 +152,12 @@ def _show_wait(result: dict[str, float]) -> None:
     )
 
 
-def _cells(own: dict[str, Any]) -> list[str]:
-    ratios = [own.get("ratio"), own.get("packed_ratio")]
+def _cells(result: dict[str, Any]) -> list[str]:
+    ratios = [result.get("ratio"), result.get("packed_ratio")]
     cells = [rounds.as_text(one) if one else "" for one in ratios]
     goals = [
         f"{one['goal']:.2f} {'met' if one['met'] else 'missed'}"
         for one in ratios
         if one and "goal" in one
     ]
-    return [rounds.as_text(own["images_per_s"], ".0f"), *cells, *(goals or [""])]
+    return [rounds.as_text(result["images_per_s"], ".0f"), *cells, *(goals or [""])]

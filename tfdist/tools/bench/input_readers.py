@@ -32,9 +32,9 @@ def augment(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return images.flip(images.random_crop(encoded, seed, SIZE), seed)
 
 
-def limit(found: Photographs) -> Iterator[int]:
+def limit(images: Photographs) -> Iterator[int]:
     """Decodes bytes in memory, without reading, shuffling and batching."""
-    dataset = tf.data.Dataset.from_tensor_slices(photographs.encoded(found)).enumerate()
+    dataset = tf.data.Dataset.from_tensor_slices(photographs.encoded(images)).enumerate()
     dataset = dataset.map(
         lambda i, encoded: augment(encoded, tf.stack([SEED, tf.cast(i, tf.int32)])),
         tf.data.AUTOTUNE,
@@ -57,7 +57,7 @@ def by_pipelines(shards: Path) -> Iterator[int]:
     return batch_sizes(dataset.repeat())
 
 
-def by_tf_data(found: Photographs) -> Iterator[int]:
+def by_tf_data(images: Photographs) -> Iterator[int]:
     """A `tf.data` chain without parallel calls or prefetching."""
 
     def parse(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -68,17 +68,17 @@ def by_tf_data(found: Photographs) -> Iterator[int]:
         example = tf.io.parse_single_example(record, features)
         return tf.io.decode_jpeg(example["image"], 3), example["label"]
 
-    files = sorted(str(path) for path in found.shards.glob("*.tfrecord"))
+    files = sorted(str(path) for path in images.shards.glob("*.tfrecord"))
     dataset = tf.data.TFRecordDataset(files).shuffle(SHUFFLE_BUFFER).map(parse).map(random_crop)
     return batch_sizes(dataset.batch(BATCH_SIZE).repeat())
 
 
-def by_keras(found: Photographs) -> Iterator[int]:
+def by_keras(images: Photographs) -> Iterator[int]:
     """`keras.utils.image_dataset_from_directory`."""
     import keras
 
     dataset = keras.utils.image_dataset_from_directory(
-        str(found.files), image_size=SIZE, batch_size=BATCH_SIZE, seed=SEED, verbose=False
+        str(images.files), image_size=SIZE, batch_size=BATCH_SIZE, seed=SEED, verbose=False
     )
     return batch_sizes(dataset.repeat())
 

@@ -62,9 +62,9 @@ def measure(found: Photographs) -> dict[str, float]:
     }
 
 
-def _input(found: Photographs) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+def _input(images: Photographs) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
     dataset = pipelines.read(
-        found.shards,
+        images.shards,
         _BATCH_SIZE,
         shuffle_buffer=input_readers.SHUFFLE_BUFFER,
         seed=input_readers.SEED,

@@ -53,23 +53,23 @@ def create(directory: Path, num_images: int, large: bool = False) -> Photographs
         large: Whether they have 2000x1500 pixels instead of 500x375.
     """
     folder = directory / f"{'large-' * large}photographs-{num_images}"
-    found = Photographs(folder / "files", folder / "shards", folder / "packed", num_images)
-    if not found.shards.exists():
-        shutil.rmtree(found.files, ignore_errors=True)  # files of an interrupted run
+    images = Photographs(folder / "files", folder / "shards", folder / "packed", num_images)
+    if not images.shards.exists():
+        shutil.rmtree(images.files, ignore_errors=True)  # files of an interrupted run
         for label in range(NUM_CLASSES):
-            (found.files / f"{label:02d}").mkdir(parents=True)
+            (images.files / f"{label:02d}").mkdir(parents=True)
         pipelines.write_shards(
-            _written(found.files, num_images, large),
-            found.shards,
+            _written(images.files, num_images, large),
+            images.shards,
             FEATURES,
             num_shards=NUM_SHARDS,
             source=f"photographs of scikit-learn, varied, seed {SEED}",
         )
     size, quality = str(PACKED_SIZE), PACKED_QUALITY
     pipelines.pack_dataset(
-        str(found.files), found.packed, num_shards=NUM_SHARDS, image_size=size, quality=quality
+        str(images.files), images.packed, num_shards=NUM_SHARDS, image_size=size, quality=quality
     )
-    return found
+    return images
 
 
 def encoded(photographs: Photographs) -> list[bytes]:

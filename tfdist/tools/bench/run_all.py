@@ -84,10 +84,10 @@ def _files(name: str, module: str, folder: str) -> list[str]:
     """Returns the flags for the files that a benchmark can write."""
     parser = command.parser(name, "")
     importlib.import_module(module).add_arguments(parser)
-    known = parser.format_help()
+    help_text = parser.format_help()
     return [
         word
         for flag, extension in _FILES.items()
-        if flag in known
+        if flag in help_text
         for word in (flag, str(Path(folder) / f"{name}.{extension}"))
     ]

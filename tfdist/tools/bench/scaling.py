@@ -90,10 +90,10 @@ def by_tfdist(strategy: str, tiny: bool) -> Measure:
         has_tf_strategy = hasattr(created, "tf_strategy")
         # TensorFlow and tfdist split a global batch. A Horovod loop gets per-replica batches.
         workers = 1 if by_hand and not has_tf_strategy else created.group.size
-        found = workload(model, tiny)
-        found = dataclasses.replace(found, batch_size=found.batch_size * workers)
+        scaled = workload(model, tiny)
+        scaled = dataclasses.replace(scaled, batch_size=scaled.batch_size * workers)
         exchange = None if has_tf_strategy else _exchange(created)
-        case = Case(model, found, created, num_steps, exchange)
+        case = Case(model, scaled, created, num_steps, exchange)
         return fit_by_hand(case) if by_hand else fit_by_tfdist(case)
 
     return lambda model, way, num_steps: prepared(model, way, num_steps)().ms
@@ -231,21 +231,21 @@ def _slowest(pool: WorkerPool, *request: Any) -> float:
 def _row(key: tuple[str, str], engine: Engine, times: Times, num_images: int) -> dict[str, Any]:
     """Returns the results of one engine and way to train."""
     name, way = key
-    own = times[key]
+    milliseconds = times[key]
     row: dict[str, Any] = {
         "engine": name,
         "way": way,
-        "ms": rounds.spread(own),
-        "images_per_s": rounds.spread([1e3 * num_images / ms for ms in own]),
-        "samples_ms": list(own),
+        "ms": rounds.spread(milliseconds),
+        "images_per_s": rounds.spread([1e3 * num_images / ms for ms in milliseconds]),
+        "samples_ms": list(milliseconds),
     }
     if (base := _times_of(times, engine.alone, way)) and name != engine.alone:
-        row["efficiency"] = rounds.ratio(base, own)  # with as many images per process
+        row["efficiency"] = rounds.ratio(base, milliseconds)  # with as many images per process
     if (base := _times_of(times, engine.apart, way)) and name not in (engine.apart, engine.alone):
-        parts = [1 - without / whole for without, whole in zip(base, own, strict=True)]
+        parts = [1 - without / whole for without, whole in zip(base, milliseconds, strict=True)]
         row["exchange"] = rounds.spread(parts)
     if way == OURS and (name, BY_HAND) in times:
-        row["to_by_hand"] = rounds.ratio(own, times[name, BY_HAND])
+        row["to_by_hand"] = rounds.ratio(milliseconds, times[name, BY_HAND])
     return row
 
 
@@ -261,8 +261,8 @@ def _judge(rows: Sequence[dict[str, Any]]) -> None:
         if hand := row.get("to_by_hand"):
             hand |= {"goal": HAND_GOAL, "met": hand["median"] <= HAND_GOAL}
         if rival is not None and "exchange" in row and row["way"] == OURS:
-            own = row["efficiency"]
-            own |= {"goal": rival, "met": own["median"] >= rival}
+            efficiency = row["efficiency"]
+            efficiency |= {"goal": rival, "met": efficiency["median"] >= rival}
 
 
 def _show(result: dict[str, Any], output: harness.Output) -> None:
@@ -287,9 +287,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [rates, *parts, relative]
 
 
-def _part(own: Mapping[str, Any]) -> str:
-    cell = rounds.as_text(own, ".0%")
-    return f"{cell}, goal {own['goal']:.0%}" if "goal" in own else cell
+def _part(spread: Mapping[str, Any]) -> str:
+    cell = rounds.as_text(spread, ".0%")
+    return f"{cell}, goal {spread['goal']:.0%}" if "goal" in spread else cell
 
 
 def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
@@ -297,10 +297,10 @@ def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for axes, result in zip(panels, results, strict=True):
         rows = [row for row in result["rows"] if "efficiency" in row]
-        found = [row["efficiency"] for row in rows]
-        medians = [own["median"] for own in found]
-        low = [own["median"] - own["low"] for own in found]
-        high = [own["high"] - own["median"] for own in found]
+        efficiencies = [row["efficiency"] for row in rows]
+        medians = [one["median"] for one in efficiencies]
+        low = [one["median"] - one["low"] for one in efficiencies]
+        high = [one["high"] - one["median"] for one in efficiencies]
         positions = range(len(rows))
         axes.barh(positions, medians, xerr=[low, high], capsize=3)
         axes.set_yticks(positions, [f"{row['engine']}, {row['way']}" for row in rows])

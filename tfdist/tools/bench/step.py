@@ -140,11 +140,11 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     samples = rounds.run_in_turns(ready, num_rounds)
     mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
     goals = mlp_goals if case.model == "mlp" else other_goals
-    for name, own in samples.items():
-        results[name] |= _times(own, case.workload.batch_size)
+    for name, measured in samples.items():
+        results[name] |= _times(measured, case.workload.batch_size)
         ours = contenders.COUNTERPARTS.get(name, "tfdist")
         if name != ours and ours in samples:
-            results[name]["tfdist_ratio"] = _ratios(samples[ours], own, goals.get(name))
+            results[name]["tfdist_ratio"] = _ratios(samples[ours], measured, goals.get(name))
     return {
         "what": what,
         "model": case.model,
@@ -236,15 +236,19 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
     number = result["replicas"]
     output.show(
         ("", "ms/step", "CPU ms/step", "examples/s", "ratio", "goal"),
-        [(name, *_cells(own)) for name, own in result["contenders"].items()],
+        [(name, *_cells(contender)) for name, contender in result["contenders"].items()],
         f"{result['what']} of {result['model']} in {result['precision']}, "
         + _replicas(result["what"], number)
         + f", batch {result['batch_size']}, {result['steps']} steps, {result['rounds']} rounds",
     )
-    for name, own in result["contenders"].items():
-        if "error" in own:
-            tables.text(f"{name} failed: {own['error']}")
-    losses = [own["first_loss"] for own in result["contenders"].values() if "error" not in own]
+    for name, contender in result["contenders"].items():
+        if "error" in contender:
+            tables.text(f"{name} failed: {contender['error']}")
+    losses = [
+        contender["first_loss"]
+        for contender in result["contenders"].values()
+        if "error" not in contender
+    ]
     if (
         result["precision"] == "float32"
         and losses
@@ -259,18 +263,18 @@ def _replicas(what: str, number: int) -> str:
     return "one device" if number == 1 else f"{number} mirrored replicas"
 
 
-def _cells(own: dict[str, Any]) -> list[str]:
-    if "error" in own:
+def _cells(contender: dict[str, Any]) -> list[str]:
+    if "error" in contender:
         return ["failed", "", "", "", ""]
-    times = [f"{own['ms']['median']:.3f}", f"{own['cpu_ms']['median']:.3f}"]
-    times.append(f"{own['examples_per_s']['median']:.0f}")
-    if "tfdist_ratio" not in own:
+    times = [f"{contender['ms']['median']:.3f}", f"{contender['cpu_ms']['median']:.3f}"]
+    times.append(f"{contender['examples_per_s']['median']:.0f}")
+    if "tfdist_ratio" not in contender:
         return [*times, "", ""]
-    found = own["tfdist_ratio"]
-    relative = rounds.as_text(found["ms"])
-    if found["goal"] is None:
+    ratio = contender["tfdist_ratio"]
+    relative = rounds.as_text(ratio["ms"])
+    if ratio["goal"] is None:
         return [*times, relative, ""]
-    return [*times, relative, f"{found['goal']:.2f} {'met' if found['met'] else 'missed'}"]
+    return [*times, relative, f"{ratio['goal']:.2f} {'met' if ratio['met'] else 'missed'}"]
 
 
 def _note() -> str:

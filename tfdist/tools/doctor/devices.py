@@ -83,8 +83,8 @@ def _details(gpu: Any) -> dict[str, Any]:
     """Returns TensorFlow's description of a GPU, with its name such as `"GPU:0"`."""
     import tensorflow as tf
 
-    found = tf.config.experimental.get_device_details(gpu)
-    return {"device_name": "", **found, "name": gpu.name.rpartition("physical_device:")[2]}
+    details = tf.config.experimental.get_device_details(gpu)
+    return {"device_name": "", **details, "name": gpu.name.rpartition("physical_device:")[2]}
 
 
 def _libraries(needed: bool) -> list[Check]:

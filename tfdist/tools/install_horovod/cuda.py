@@ -58,11 +58,11 @@ def missing(wanted: set[str] | None = None) -> list[str]:
     """
     if not (wanted := operations() if wanted is None else wanted):
         return []
-    found: dict[str, Path | None] = {"nvcc (the CUDA compiler)": nvcc()}
+    requirements: dict[str, Path | None] = {"nvcc (the CUDA compiler)": nvcc()}
     if "NCCL" in wanted:
-        found["nccl.h (NCCL's header)"] = nccl_header()
-        found[f"{' or '.join(_nccl_names())} (NCCL's library for linking)"] = nccl_library()
-    return [name for name, path in found.items() if path is None]
+        requirements["nccl.h (NCCL's header)"] = nccl_header()
+        requirements[f"{' or '.join(_nccl_names())} (NCCL's library for linking)"] = nccl_library()
+    return [name for name, path in requirements.items() if path is None]
 
 
 def check() -> None:
@@ -147,8 +147,8 @@ def _prefixes() -> list[str]:
     compiler = nvcc()
     toolkit = [str(compiler.parent.parent)] if compiler else []
     programs = [str(Path(folder).parent) for folder in tools.search_path().split(os.pathsep)]
-    found = [*filter(None, named), *_paths("CMAKE_PREFIX_PATH"), *toolkit, *programs]
-    return [*found, *_SYSTEM]
+    prefixes = [*filter(None, named), *_paths("CMAKE_PREFIX_PATH"), *toolkit, *programs]
+    return [*prefixes, *_SYSTEM]
 
 
 def _paths(variable: str) -> list[str]:

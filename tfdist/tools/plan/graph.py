@@ -148,7 +148,7 @@ def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
     TensorFlow partitions a graph (`tensorflow/core/graph/graph_partition.cc`) so that a tensor is
     sent once to each device, as soon as it is available, and freed after its last reader.
     """
-    found: dict[str, Operation] = {}
+    moved: dict[str, Operation] = {}
     for name, operation in operations.items():
         inputs = []
         for read in operation.inputs:
@@ -157,12 +157,12 @@ def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
                 inputs.append(read)
                 continue
             copy = f"{read[0]}:{read[1]} on {operation.device}"
-            if copy not in found:
+            if copy not in moved:
                 size = producer.sizes[read[1]]
-                found[copy] = Operation("Receive", [read], [], [size], device=operation.device)
+                moved[copy] = Operation("Receive", [read], [], [size], device=operation.device)
             inputs.append((copy, 0))
-        found[name] = operation._replace(inputs=inputs)
-    return found
+        moved[name] = operation._replace(inputs=inputs)
+    return moved
 
 
 def on_one_device(operations: Mapping[str, Operation]) -> dict[str, Operation]:
@@ -251,15 +251,15 @@ def _needed(graph: tf.Graph) -> set[str]:
     TensorFlow prunes all others (`PruneFunctionBody`, declared in
     `tensorflow/core/common_runtime/function_def_utils.h`): mostly gradients of the inputs.
     """
-    found: set[str] = set()
+    needed: set[str] = set()
     pending = [tensor.op for tensor in graph.outputs]
     pending += [op for op in graph.get_operations() if op.op_def.is_stateful]
     while pending:
         op = pending.pop()
-        if op.name not in found:
-            found.add(op.name)
+        if op.name not in needed:
+            needed.add(op.name)
             pending += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
-    return found
+    return needed
 
 
 def _output(tensor: tf.Tensor) -> Output:

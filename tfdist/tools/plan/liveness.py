@@ -49,14 +49,16 @@ def peaks(
         for size in sizes:
             allocators[device].allocate(size)
     tensors = _Tensors(operations, allocators)
-    found = {device: Peak(allocator.in_use, "") for device, allocator in allocators.items()}
+    peaks_by_device = {
+        device: Peak(allocator.in_use, "") for device, allocator in allocators.items()
+    }
     for name in order:
         tensors.compute(name)
         device = operations[name].device
-        if allocators[device].in_use > found[device].num_bytes:
-            found[device] = Peak(allocators[device].in_use, name)
+        if allocators[device].in_use > peaks_by_device[device].num_bytes:
+            peaks_by_device[device] = Peak(allocators[device].in_use, name)
         tensors.release(name)
-    return found
+    return peaks_by_device
 
 
 class Chunk(NamedTuple):
@@ -163,10 +165,10 @@ class _Tensors:
             if operation.alias and number < len(operation.inputs):
                 self._put(output, self._buffer.get(operation.inputs[number]))
             elif operation.in_place and (
-                found := self._reusable_input(operation, size, overwritten)
+                reused := self._reusable_input(operation, size, overwritten)
             ):
-                overwritten.add(found)
-                self._put(output, found)
+                overwritten.add(reused)
+                self._put(output, reused)
             elif size:
                 allocator = self._allocators[operation.device]
                 self._chunks[output], self._sizes[output] = allocator.allocate(size), size

@@ -163,17 +163,17 @@ def _layouts(
     shard: Sequence[str],
 ) -> dict[str, Layout]:
     """Returns the strategies that split a model, with their options, by the name of their row."""
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
     for name in names:
         if name == "sharded":
-            found |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
+            layouts |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
         elif name == "pipeline":
-            found[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
+            layouts[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
         elif name == "tensor_parallel":
             for how in split_activations:
                 row = name if how == "none" else f"{name}, activations by {how}"
-                found[row] = Layout(name, {"split_activations": how})
-    return found
+                layouts[row] = Layout(name, {"split_activations": how})
+    return layouts
 
 
 def _planners(
@@ -186,16 +186,16 @@ def _planners(
     """Returns the planner of each table row. Traces the network, which initializes TensorFlow."""
     from tfdist.tools.plan import devices
 
-    found: dict[str, Planner] = {}
+    planners: dict[str, Planner] = {}
     if layouts:
         devices.make_devices(num_devices)  # before TensorFlow is initialized
     if replicated := [name for name in names if name in REPLICATED]:
         step = devices.ReplicatedStep(network)
         for name in replicated:
-            found[name] = devices.ReplicaPlanner(step, name, num_devices, num_servers)
+            planners[name] = devices.ReplicaPlanner(step, name, num_devices, num_servers)
     for name, one in layouts.items():
-        found[name] = devices.SplitPlanner(network, one.strategy, num_devices, one.options)
-    return found
+        planners[name] = devices.SplitPlanner(network, one.strategy, num_devices, one.options)
+    return planners
 
 
 def _show(

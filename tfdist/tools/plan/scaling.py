@@ -205,10 +205,10 @@ def _exchanges(strategies: Sequence[str]) -> list[str]:
                 f"--strategy {name}: its scaling cannot be predicted, because {_NOT_PLANNED[name]}."
             )
         if name not in EXCHANGES and name not in _EXCHANGE_OF:
-            known = [*EXCHANGES, *_EXCHANGE_OF]
+            names = [*EXCHANGES, *_EXCHANGE_OF]
             raise ConfigurationError(
-                f"--strategy {name}: expected all, or one or more of {', '.join(known)}."
-                f"{did_you_mean(name, known)}"
+                f"--strategy {name}: expected all, or one or more of {', '.join(names)}."
+                f"{did_you_mean(name, names)}"
             )
     return list(dict.fromkeys(_EXCHANGE_OF.get(name, name) for name in strategies))
 
@@ -241,10 +241,10 @@ def _draw(steps: dict[str, list[Step | None]], numbers: Sequence[int], path: Pat
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     times, efficiencies = figure.subplots(1, 2)
     for name, all_steps in steps.items():
-        found = [(n, one) for n, one in zip(numbers, all_steps, strict=True) if one is not None]
-        at = [n for n, _ in found]
-        times.plot(at, [1e3 * one.seconds for _, one in found], marker="o", label=name)
-        efficiencies.plot(at, [one.efficiency for _, one in found], marker="o", label=name)
+        drawn = [(n, one) for n, one in zip(numbers, all_steps, strict=True) if one is not None]
+        at = [n for n, _ in drawn]
+        times.plot(at, [1e3 * one.seconds for _, one in drawn], marker="o", label=name)
+        efficiencies.plot(at, [one.efficiency for _, one in drawn], marker="o", label=name)
     times.set(xscale="log", yscale="log", xlabel="workers", ylabel="milliseconds per step")
     efficiencies.set(xscale="log", xlabel="workers", ylabel="efficiency", ylim=(0, 1.05))
     for axes in (times, efficiencies):

@@ -50,11 +50,11 @@ class StepGraph(NamedTuple):
         """Returns the operations on a batch of `num_rows`."""
         few_rows, more_rows = self.num_rows
         steps = (num_rows - few_rows) / (more_rows - few_rows)
-        found = {}
+        operations = {}
         for (name, few), more in zip(self.few.items(), self.more.values(), strict=True):
             pairs = zip(few.sizes, more.sizes, strict=True)
-            found[name] = few._replace(sizes=[round(a + (b - a) * steps) for a, b in pairs])
-        return found
+            operations[name] = few._replace(sizes=[round(a + (b - a) * steps) for a, b in pairs])
+        return operations
 
 
 def trace(

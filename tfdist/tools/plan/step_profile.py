@@ -157,9 +157,9 @@ def read(path: str) -> Profile:
         ConfigurationError: The file does not exist or has an invalid format.
     """
     try:
-        found = Profile(**json.loads(Path(path).read_text("utf-8")))
-        if min(found) >= 0 < found.seconds:
-            return found
+        profile = Profile(**json.loads(Path(path).read_text("utf-8")))
+        if min(profile) >= 0 < profile.seconds:
+            return profile
     except FileNotFoundError:
         raise ConfigurationError(
             f"--profile {path}: there is no such file. Write one with --save-profile."

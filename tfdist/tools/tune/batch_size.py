@@ -83,8 +83,8 @@ def run(
             raise LaunchError(f"training with a batch of {batch} fails: {outcome.message}")
         return outcome.fits
 
-    found = largest(fits, first, most)
-    if found == 0:
+    largest_batch = largest(fits, first, most)
+    if largest_batch == 0:
         raise LaunchError(
             f"a batch of {first} does not fit. Try --from 1, or estimate with tfdist "
             "plan memory which settings would fit."
@@ -92,8 +92,8 @@ def run(
     errors = [o.message for _, o in tried if not o.fits and not o.out_of_memory]
     tables.facts(
         [
-            ("largest batch that ran", str(found)),
-            ("recommended, with a margin of 10%", f"--batch-size {recommended(found)}"),
+            ("largest batch that ran", str(largest_batch)),
+            ("recommended, with a margin of 10%", f"--batch-size {recommended(largest_batch)}"),
             *[("search stopped by another error", message) for message in errors[:1]],
         ]
     )

@@ -63,10 +63,10 @@ def run(
 
     from tfdist.tools.tune import lr_range
 
-    found = lr_range.run(config, low, to, _SMOKE_STEPS if smoke else steps)
-    tables.facts(lr_range.recommendation(found).items())
+    points = lr_range.run(config, low, to, _SMOKE_STEPS if smoke else steps)
+    tables.facts(lr_range.recommendation(points).items())
     if table:
-        rows = [(f"{rate:.3g}", f"{loss:.5g}", f"{mean:.5g}") for rate, loss, mean in found]
+        rows = [(f"{rate:.3g}", f"{loss:.5g}", f"{mean:.5g}") for rate, loss, mean in points]
         table_files.write(Path(table), ("learning rate", "loss", "smoothed"), rows)
     if chart:
-        lr_range.draw(found, Path(chart))
+        lr_range.draw(points, Path(chart))

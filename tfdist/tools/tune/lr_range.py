@@ -73,16 +73,16 @@ def run(config: TrainConfig, low: float, high: float, num_steps: int) -> list[Po
 def recommendation(points: Sequence[Point]) -> dict[str, str]:
     """Returns the results of the test and a recommended learning rate, as rows to print."""
     rates, losses = np.array([(p.rate, p.smoothed) for p in points]).T
-    found = {"steps": str(len(points))}
+    facts = {"steps": str(len(points))}
     if len(points) < _MIN_STEPS:
-        return found | {"learning rate": "too few steps for a recommendation: increase --steps"}
+        return facts | {"learning rate": "too few steps for a recommendation: increase --steps"}
     lowest = int(np.argmin(losses))
     slopes = np.gradient(losses, np.log(rates))[: lowest + 1]
     if lowest == 0:
-        return found | {
+        return facts | {
             "learning rate": "the loss never decreases: start at a lower rate with --from"
         }
-    return found | {
+    return facts | {
         "the loss decreases fastest at": f"{rates[int(np.argmin(slopes))]:.2g}",
         "the loss is lowest at": f"{rates[lowest]:.2g}",
         "recommended (a tenth of that)": f"--learning-rate {rates[lowest] / 10:.2g}",

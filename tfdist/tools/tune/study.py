@@ -128,11 +128,11 @@ class Study:
             "training": self._training,
         }
         described = json.loads(json.dumps(described))
-        known = self._study.user_attrs.get("search", described)
+        stored = self._study.user_attrs.get("search", described)
         for name, value in described.items():
-            if known[name] != value:
+            if stored[name] != value:
                 raise ConfigurationError(
-                    f"{self.folder} contains a study with other flags ({name}: {known[name]}, not "
+                    f"{self.folder} contains a study with other flags ({name}: {stored[name]}, not "
                     f"{value}). Use another folder with --folder, or the same flags."
                 )
         self._study.set_user_attr("search", described)
@@ -212,11 +212,11 @@ class Study:
 
     def results(self) -> list[Result]:
         """Returns all runs, the best first. A resumed run counts once."""
-        found: dict[str, FrozenTrial] = {}
+        last_trials: dict[str, FrozenTrial] = {}
         for trial in self._study.get_trials(deepcopy=False):
             if "folder" in trial.user_attrs:
-                found[trial.user_attrs["folder"]] = trial  # the last one resumed the others
-        trials = sorted(found.values(), key=self._rank)
+                last_trials[trial.user_attrs["folder"]] = trial  # the last one resumed the others
+        trials = sorted(last_trials.values(), key=self._rank)
         return [
             Result(
                 self.folder / trial.user_attrs["folder"],

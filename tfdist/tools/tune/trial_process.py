@@ -52,17 +52,17 @@ class TrialProcess:
         Raises:
             ConfigurationError: The run does not report the metric.
         """
-        found = {}
+        values = {}
         for line in folders.read_epochs(self.folder):
             if metric not in line:
-                known = [name for name in line if name not in folders.NOT_METRICS]
+                metrics = [name for name in line if name not in folders.NOT_METRICS]
                 raise ConfigurationError(
-                    f"--metric {metric}: expected one of {', '.join(known)}."
-                    f"{did_you_mean(metric, known)}"
+                    f"--metric {metric}: expected one of {', '.join(metrics)}."
+                    f"{did_you_mean(metric, metrics)}"
                 )
             value = line[metric]
-            found[int(line["epoch"] or 0)] = math.nan if value is None else value
-        return found
+            values[int(line["epoch"] or 0)] = math.nan if value is None else value
+        return values
 
     def preempt(self) -> None:
         """Sends SIGTERM, so that the run saves a checkpoint and ends."""
@@ -79,8 +79,8 @@ class TrialProcess:
 
     def last_error(self) -> str:
         """Returns the last error in the output, and the path of the log file."""
-        found = last_error(self._log.read_text(errors="replace"))
-        return f"{found or f'exit code {self.code}'} ({self._log})"
+        error = last_error(self._log.read_text(errors="replace"))
+        return f"{error or f'exit code {self.code}'} ({self._log})"
 
 
 def last_error(output: str) -> str:

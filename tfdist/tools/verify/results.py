@@ -54,22 +54,22 @@ def differences(result: Result, reference: Result, tolerance: float = 1.0) -> li
 
     The tolerance is `tolerance * TOLERANCE * (1 + |reference|)`. Step counts must be equal.
     """
-    found = []
+    unsorted = []
     for field in ("weights", "optimizer", "history", "evaluation"):
         ours, theirs, kind = getattr(result, field), getattr(reference, field), field.rstrip("s")
-        found += [
+        unsorted += [
             _difference(f"{kind} {name}", ours.get(name), theirs.get(name), tolerance)
             for name in sorted(ours.keys() | theirs.keys())
         ]
     steps = abs(result.iterations - reference.iterations)
-    found.append(Difference("optimizer steps", steps, np.inf if steps else 0.0))
-    return sorted(found, key=lambda d: -d.times)
+    unsorted.append(Difference("optimizer steps", steps, np.inf if steps else 0.0))
+    return sorted(unsorted, key=lambda d: -d.times)
 
 
-def _difference(what: str, found: Any, expected: Any, tolerance: float) -> Difference:
-    if found is None or expected is None or np.shape(found) != np.shape(expected):
-        return Difference(f"{what}: {np.shape(found)} for {np.shape(expected)}", np.inf, np.inf)
-    a, b = np.asarray(found, "float64"), np.asarray(expected, "float64")
+def _difference(what: str, actual: Any, expected: Any, tolerance: float) -> Difference:
+    if actual is None or expected is None or np.shape(actual) != np.shape(expected):
+        return Difference(f"{what}: {np.shape(actual)} for {np.shape(expected)}", np.inf, np.inf)
+    a, b = np.asarray(actual, "float64"), np.asarray(expected, "float64")
     # NaN is correct if the reference is NaN, and otherwise an infinite error.
     error = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
     error = np.nan_to_num(error, nan=np.inf)

@@ -47,10 +47,10 @@ def judge(strategy: Strategy) -> Verdict:
     # device.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     trainer = Trainer(_build, strategy, sync_batch_norm=True)
-    found, fingerprint = _train(trainer, trainer.model, strategy.num_replicas)
+    result, fingerprint = _train(trainer, trainer.model, strategy.num_replicas)
     reference = _build()
     expected, _ = _train(reference, reference, strategy.num_replicas)
-    differing = differences(found, expected)
+    differing = differences(result, expected)
     table = strategy.group.gather([min(differing[0].times, _INFINITE), fingerprint])
     return Verdict(
         strategy.name,
