@@ -66,13 +66,13 @@ _EXEMPT = {"tests/prose.py"}
 
 def main(paths: list[str]) -> int:
     """Prints each finding in the files at `paths`, and returns 1 where there is one."""
-    found = [
+    results = [
         f"{path}:{line}: {problem}"
         for path in paths or _paths()
         for line, problem in findings(path, (ROOT / path).read_text())
     ]
-    print("\n".join(found) or "prose: the field's terms, and sentences of readable length")
-    return 1 if found else 0
+    print("\n".join(results) or "prose: the field's terms, and sentences of readable length")
+    return 1 if results else 0
 
 
 def findings(path: str, text: str) -> Iterator[tuple[int, str]]:

@@ -72,6 +72,6 @@ def test_reports_differences_with_their_uses(tmp_path: Path) -> None:
 
 def test_finds_every_private_name_in_installed_packages() -> None:
     uses = canary.uses()
-    found = canary.definitions(uses, canary.installed())
+    result = canary.definitions(uses, canary.installed())
     assert len(uses) > 100
-    assert not [name for name in uses if not found[name]]
+    assert not [name for name in uses if not result[name]]

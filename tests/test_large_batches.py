@@ -50,15 +50,15 @@ def test_growing_batches_match_gradient_descent(strategy: str, devices: int) -> 
 
 def test_growing_batches_of_a_dataset() -> None:
     """The dataset is rebatched. Callbacks get the number of steps per epoch if it is known."""
-    found = mirrored(linear)
-    found.fit(dataset(5), batch_size=GROWING, epochs=4, verbose=0)
+    result = mirrored(linear)
+    result.fit(dataset(5), batch_size=GROWING, epochs=4, verbose=0)
     expected = gradient_descent(X, Y, [4, 4, 4, 3, *[7, 7, 1] * 2, 15], 0.1)
-    np.testing.assert_allclose(weights(found), expected, atol=2e-6)
+    np.testing.assert_allclose(weights(result), expected, atol=2e-6)
     steps = []
     callback = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda epoch, logs: steps.append(callback.params["steps"])
     )
-    found.fit(X, Y, batch_size=GROWING, epochs=4, initial_epoch=2, callbacks=[callback], verbose=0)
+    result.fit(X, Y, batch_size=GROWING, epochs=4, initial_epoch=2, callbacks=[callback], verbose=0)
     assert steps == [3, 1]
 
 
@@ -77,10 +77,10 @@ def test_invalid_growing_batches_raise(options: dict[str, Any], message: str) ->
 
 
 def test_batches_with_fewer_rows_than_replicas() -> None:
-    found = mirrored(linear)
+    result = mirrored(linear)
     with pytest.warns(UserWarning, match="so some are idle"):
-        found.fit(X, Y, batch_size=1, shuffle=False, verbose=0)
-    np.testing.assert_allclose(weights(found), gradient_descent(X, Y, [1] * 15, 0.1), atol=2e-6)
+        result.fit(X, Y, batch_size=1, shuffle=False, verbose=0)
+    np.testing.assert_allclose(weights(result), gradient_descent(X, Y, [1] * 15, 0.1), atol=2e-6)
 
 
 def test_schedule_counts_steps_of_growing_batches() -> None:
@@ -120,8 +120,8 @@ def test_mixup_is_independent_of_the_number_of_replicas(tmp_path: Path) -> None:
 def test_averaged_weights_are_validated_and_kept() -> None:
     """`--ema`: validation uses the averages, which are the model's weights after training."""
     callbacks = from_config.averages(TrainConfig(ema=0.5))
-    found = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5)))
-    history = found.fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=callbacks, verbose=0)
-    kept = found.evaluate(X, Y, verbose=0)
+    result = mirrored(lambda: build(keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.5)))
+    history = result.fit(X, Y, validation_data=(X, Y), epochs=3, callbacks=callbacks, verbose=0)
+    kept = result.evaluate(X, Y, verbose=0)
     assert kept == pytest.approx(history.history["val_loss"][-1], rel=1e-5)
     assert kept != pytest.approx(history.history["loss"][-1], rel=1e-3)

@@ -40,14 +40,14 @@ print("ids", os.getpid(), child.pid)
 
 def ids_of(process: subprocess.Popen[str], num_workers: int) -> list[int]:
     """Returns the process ids that the workers print; the workers keep running."""
-    found: list[int] = []
+    results: list[int] = []
     assert process.stdout is not None
-    while len(found) < 2 * num_workers:
+    while len(results) < 2 * num_workers:
         words = process.stdout.readline().split()
         assert words, "the workers ended before they printed their process ids"
         if "ids" in words:
-            found += [int(word) for word in words[-2:]]
-    return found
+            results += [int(word) for word in words[-2:]]
+    return results
 
 
 def gone(ids: list[int]) -> bool:

@@ -45,9 +45,9 @@ MENTIONED = {found for text in messages() for found in _MENTIONED.findall(text)}
 
 @pytest.mark.parametrize("module", sorted(module for module, _, _ in MENTIONED if module))
 def test_mentioned_command_exists(module: str) -> None:
-    found = importlib.util.find_spec(module)
-    assert found
-    package = found.submodule_search_locations is not None
+    result = importlib.util.find_spec(module)
+    assert result
+    package = result.submodule_search_locations is not None
     assert not package or importlib.util.find_spec(f"{module}.__main__")
 
 

@@ -90,8 +90,8 @@ def assert_equal(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_training_equals_one_device(
     data: dict[str, np.ndarray], batch_size: int, configuration: tuple[str, int, int]
 ) -> None:
-    found = train(trainer(*configuration), data, batch_size)
-    assert_equal(found, train(one_device(), data, batch_size))
+    result = train(trainer(*configuration), data, batch_size)
+    assert_equal(result, train(one_device(), data, batch_size))
 
 
 @SETTINGS
@@ -104,9 +104,9 @@ def test_evaluation_and_prediction_equal_one_device(
     distributed.model.set_weights(START())
     one_device().set_weights(START())
     options = {"batch_size": batch_size, "verbose": 0}
-    found = distributed.evaluate(**data, return_dict=True, **options)
+    result = distributed.evaluate(**data, return_dict=True, **options)
     wanted = one_device().evaluate(**data, return_dict=True, **options)
-    assert_equal({k: [v] for k, v in found.items()}, {k: [v] for k, v in wanted.items()})
+    assert_equal({k: [v] for k, v in result.items()}, {k: [v] for k, v in wanted.items()})
     predicted = distributed.predict(data["x"], **options)
     expected = one_device().predict(data["x"], **options)
     np.testing.assert_allclose(predicted, expected, rtol=TOLERANCE, atol=TOLERANCE)

@@ -75,12 +75,12 @@ def test_one_hour_schedule(is_reloaded: bool) -> None:
         0: 0.1, 1: 0.72, 2.5: 1.65, 4: 2.58, 5: 3.2, 29: 3.2, 30: 0.32, 59: 0.32, 60: 0.032,
         79: 0.032, 80: 0.0032, 89: 0.0032,
     }  # fmt: skip
-    found = {epoch: float(rule(tf.cast(epoch * steps, tf.int64))) for epoch in by_epoch}
-    assert found == pytest.approx(by_epoch, rel=2e-3)
+    results = {epoch: float(rule(tf.cast(epoch * steps, tf.int64))) for epoch in by_epoch}
+    assert results == pytest.approx(by_epoch, rel=2e-3)
     # The last step before a decay has the old rate, the first step of the epoch the new one.
-    changes = [float(rule(epoch * steps - 1)) / found[epoch] for epoch in (30, 60, 80)]
+    changes = [float(rule(epoch * steps - 1)) / results[epoch] for epoch in (30, 60, 80)]
     assert changes == pytest.approx([10, 10, 10], rel=1e-5)
-    assert rates(rule, 2)[1] - found[0] == pytest.approx(3.1 / (5 * steps), rel=1e-3)
+    assert rates(rule, 2)[1] - results[0] == pytest.approx(3.1 / (5 * steps), rel=1e-3)
 
 
 def test_step_without_warmup_is_a_keras_schedule() -> None:
@@ -107,12 +107,12 @@ def test_polynomial_matches_its_formula() -> None:
 
 def test_one_cycle_rises_falls_and_ends_near_zero() -> None:
     rule = schedules.one_cycle(1.0, total_steps=100)
-    found = rates(rule, 101)
-    assert found[0] == pytest.approx(0.04)
-    assert found[15] == pytest.approx(0.52)
-    assert found[30] == max(found) == pytest.approx(1.0)
-    assert found[65] == pytest.approx(0.5, rel=1e-4)
-    assert found[100] == pytest.approx(4e-6, rel=1e-2)
+    result = rates(rule, 101)
+    assert result[0] == pytest.approx(0.04)
+    assert result[15] == pytest.approx(0.52)
+    assert result[30] == max(result) == pytest.approx(1.0)
+    assert result[65] == pytest.approx(0.5, rel=1e-4)
+    assert result[100] == pytest.approx(4e-6, rel=1e-2)
 
 
 def test_configuration_selects_the_schedule() -> None:

@@ -24,15 +24,15 @@ from tfdist.errors import ConfigurationError
     ],
 )
 def test_verdict_follows_from_the_confidence_interval(change: list[float], verdict: str) -> None:
-    found = compare.judge("step", [1.0] * 4, change)
-    assert found["verdict"] == verdict
-    assert found["ratio"]["low"] < found["ratio"]["median"] < found["ratio"]["high"]
+    result = compare.judge("step", [1.0] * 4, change)
+    assert result["verdict"] == verdict
+    assert result["ratio"]["low"] < result["ratio"]["median"] < result["ratio"]["high"]
 
 
 def test_interval_follows_the_t_distribution() -> None:
     # Logarithms -0.1, 0.0 and 0.1: mean 0, standard error 0.1 / sqrt(3), t(0.975, 2) = 4.303.
-    found = compare.judge("step", [1.0] * 3, [0.904837, 1.0, 1.105171])
-    assert found["ratio"]["high"] == pytest.approx(2.71828 ** (4.30265 * 0.1 / 3**0.5), rel=1e-4)
+    result = compare.judge("step", [1.0] * 3, [0.904837, 1.0, 1.105171])
+    assert result["ratio"]["high"] == pytest.approx(2.71828 ** (4.30265 * 0.1 / 3**0.5), rel=1e-4)
 
 
 def commit(folder: Path) -> str:

@@ -19,9 +19,9 @@ from tests.tools.bench.test_step import run
 def test_step_is_compared_with_the_longer_of_its_parts() -> None:
     times = {"compute": 100.0, "send": 200.0, "at once": 300.0, "in buckets": 250.0}
     taken = {name: [Times(ms, 150.0)] for name, ms in times.items()}
-    found = judge({"bytes": 8, "buckets": 4, "last_bucket": 0.25}, taken)
-    assert found["steps"]["at once"]["to_sum"]["median"] == pytest.approx(1.0)
-    ratios = found["steps"]["in buckets"]
+    result = judge({"bytes": 8, "buckets": 4, "last_bucket": 0.25}, taken)
+    assert result["steps"]["at once"]["to_sum"]["median"] == pytest.approx(1.0)
+    ratios = result["steps"]["in buckets"]
     assert ratios["to_longer"]["median"] == pytest.approx(1.0)
     assert ratios["to_longer"]["met"] is True
     assert ratios["to_core"]["median"] == pytest.approx(250 / (100 + 150 + 50))

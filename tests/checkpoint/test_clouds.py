@@ -54,8 +54,8 @@ def test_pack_read_checkpoint_and_resume(root: str, tmp_path: Path) -> None:
     assert verify([f"{root}/packed", "--num-workers", "1"]) == 0
     assert check([f"{root}/packed", "--num-workers", "2"]) == 0
 
-    found = weights_after([1, 3], f"{root}/run")
-    np.testing.assert_equal(found, weights_after([3], tmp_path / "run"))
+    result = weights_after([1, 3], f"{root}/run")
+    np.testing.assert_equal(result, weights_after([3], tmp_path / "run"))
 
 
 def test_conditional_writes_and_locks(root: str) -> None:

@@ -36,11 +36,11 @@ STOPS = [
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The final states of uninterrupted training, by strategy."""
-    found = {}
+    results = {}
     for strategy in ("one_device", "mirrored"):
         folder = tmp_path_factory.mktemp(strategy) / "checkpoints"
-        found[strategy] = state(fit(folder, strategy), folder)
-    return found
+        results[strategy] = state(fit(folder, strategy), folder)
+    return results
 
 
 @pytest.mark.parametrize(("strategy", "stop"), STOPS)
@@ -179,10 +179,10 @@ def test_data_position_is_restored(
         folder = tmp_path / name
         keras.utils.set_random_seed(1)  # shuffling combines it with the op's seed
         trainer = fit(folder, "mirrored", stop, x=make(), y=None, batch_size=None, **options)
-        found = state(trainer, folder)
+        result = state(trainer, folder)
         if make is endless:  # its saved state includes prefetched data, which depends on timing
-            del found["checkpoint"]
-        return found
+            del result["checkpoint"]
+        return result
 
     with pytest.raises(KeyboardInterrupt):
         train("stopped", stop)

@@ -39,11 +39,11 @@ def written(folder: Path) -> Store:
 
 def test_write_and_load_round_trip(tmp_path: Path) -> None:
     store, lines = written(tmp_path), list[str]()
-    found = store.load_newest(lines.append)
-    assert found is not None
-    assert found[0] == store.path(PLACES[-1])
+    result = store.load_newest(lines.append)
+    assert result is not None
+    assert result[0] == store.path(PLACES[-1])
     assert not lines
-    saved = Snapshot.unpacked(found[1])
+    saved = Snapshot.unpacked(result[1])
     np.testing.assert_equal(saved.variables, {"model/0": np.arange(9.0) + 4})
     np.testing.assert_equal(saved.state, {"list": [1, 2.5, None, np.ones(2)], "text": "x"})
 
@@ -63,8 +63,8 @@ def flip(path: Path) -> None:
 
 
 def newest(store: Store, lines: list[str] | None = None) -> str | None:
-    found = store.load_newest((lines if lines is not None else []).append)
-    return found and found[0]
+    result = store.load_newest((lines if lines is not None else []).append)
+    return result and result[0]
 
 
 FILES = ["manifest.json", "state.json", "variables.index", "variables.data-00000-of-00001"]

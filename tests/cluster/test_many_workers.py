@@ -74,15 +74,15 @@ def test_rendezvous_of_1024_workers(known: bool, monkeypatch: pytest.MonkeyPatch
         child.start()
     try:
         (rank_0,) = clusters(size, range(1), master, addresses)
-        found = rendezvous.meet(rank_0, SECONDS).addresses
+        result = rendezvous.meet(rank_0, SECONDS).addresses
         answers = [pipe.recv() if pipe.poll(SECONDS) else (0, set()) for pipe in pipes]
     finally:
         for child in children:
             child.kill()
             child.join()
     assert sum(number for number, _ in answers) == size - 1
-    assert {found}.union(*(lists for _, lists in answers)) == {found}
-    assert len(set(found)) == size
+    assert {result}.union(*(lists for _, lists in answers)) == {result}
+    assert len(set(result)) == size
     long_answers = [length for length in lengths if length > 500]
     assert len(lengths) == size - 1
     assert len(long_answers) == (0 if known else rendezvous.relay.FANOUT)

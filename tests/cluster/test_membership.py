@@ -73,15 +73,15 @@ def _fresh() -> Iterator[None]:
     ],
 )
 def test_reads_the_variables_of_each_launcher(environ: dict[str, str], expected: tuple) -> None:
-    found = discover(environ)
-    got = (found.source, found.rank, found.size, found.local_rank, found.local_size)
+    result = discover(environ)
+    got = (result.source, result.rank, result.size, result.local_rank, result.local_size)
     assert got == expected
 
 
 def test_flags_override_environment_variables() -> None:
-    found = discover(tf_config() | SLURM, workers=["a:1", "b:1", "b:2"], rank=2)
-    assert (found.source, found.rank, found.size, found.local_rank) == ("flags", 2, 3, 1)
-    assert found.address == "b:2"
+    result = discover(tf_config() | SLURM, workers=["a:1", "b:1", "b:2"], rank=2)
+    assert (result.source, result.rank, result.size, result.local_rank) == ("flags", 2, 3, 1)
+    assert result.address == "b:2"
 
 
 def test_parameter_servers_and_evaluator_are_not_workers() -> None:

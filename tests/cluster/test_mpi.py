@@ -29,17 +29,17 @@ def program(folder: Path, name: str, message: str = "", code: int = 0) -> None:
 )
 def test_detects_the_mpi_library(message: str, kind: str, version: str, tmp_path: Path) -> None:
     program(tmp_path, "mpirun", message)
-    found = mpi_library.find(str(tmp_path))
-    assert found == mpi_library.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
-    assert str(found) == f"{kind} {version}".strip()
+    result = mpi_library.find(str(tmp_path))
+    assert result == mpi_library.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
+    assert str(result) == f"{kind} {version}".strip()
 
 
 def test_compiler_is_on_the_same_path(tmp_path: Path) -> None:
     program(tmp_path, "mpirun", "mpirun (Open MPI) 5.0.11")
     program(tmp_path, "mpicxx")
-    found = mpi_library.find(str(tmp_path))
-    assert found is not None
-    assert found.compiler == str(tmp_path / "mpicxx")
+    result = mpi_library.find(str(tmp_path))
+    assert result is not None
+    assert result.compiler == str(tmp_path / "mpicxx")
 
 
 def test_broken_mpirun_is_ignored(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_interface_towards_a_host() -> None:
 
 
 def test_hosts_without_ipv4_use_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    results = []
     for number in (1, 2):
         addresses = {
             "lo": [_address("::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")],
@@ -67,12 +67,12 @@ def test_hosts_without_ipv4_use_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(networks.psutil, "net_if_addrs", lambda known=addresses: known)
         up = {name: SimpleNamespace(isup=True) for name in addresses}
         monkeypatch.setattr(networks.psutil, "net_if_stats", lambda known=up: known)
-        found.append(this_host())
-    assert [one.interfaces for one in found] == [
+        results.append(this_host())
+    assert [one.interfaces for one in results] == [
         (("fd00:77::1", "fd00:77::/64"),),
         (("fd00:77::2", "fd00:77::/64"),),
     ]
-    assert reachable(found) == ["fd00:77::1", "fd00:77::2"]
+    assert reachable(results) == ["fd00:77::1", "fd00:77::2"]
 
 
 def _address(address: str, netmask: str) -> SimpleNamespace:

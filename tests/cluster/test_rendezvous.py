@@ -61,9 +61,9 @@ def errors(outcomes: Sequence[Cluster | ClusterError]) -> list[str]:
 def test_workers_learn_all_addresses_from_a_master(size: int) -> None:
     outcomes = exchange(with_master(size)[::-1])  # rank 0 need not be the first
     assert not errors(outcomes)
-    found = {one.addresses for one in outcomes if isinstance(one, Cluster)}
-    assert len(found) == 1
-    (addresses,) = found
+    results = {one.addresses for one in outcomes if isinstance(one, Cluster)}
+    assert len(results) == 1
+    (addresses,) = results
     assert len(set(addresses)) == size
     assert {address.partition(":")[0] for address in addresses} == {"127.0.0.1"}
     assert sorted(one.local_rank for one in outcomes if isinstance(one, Cluster)) == list(

@@ -74,7 +74,7 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
     counts |= {"mirrored hierarchical_copy": [2], "mirrored NCCL stand-in": [2]}
     program_counts = counts | {engine: counts[engine][:1] for engine in LAYOUTS}
     cases = TABLES[arguments.table] if arguments.table else ALL_CASES
-    found = []
+    results = []
     for case in arguments.case or cases:
         if arguments.quick and case in PROGRAMS and not PROGRAMS[case].quick:
             continue
@@ -84,8 +84,8 @@ def _questions(arguments: argparse.Namespace) -> list[Question]:
                 numbers = counts.get(engine, arguments.replicas)
             else:
                 numbers = program_counts.get(engine, program_replicas)
-            found += [Question(case, engine, number) for number in numbers]
-    return found
+            results += [Question(case, engine, number) for number in numbers]
+    return results
 
 
 def _with_answers(text: str, answers: table.Verdicts) -> str:

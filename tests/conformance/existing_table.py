@@ -49,10 +49,10 @@ def _read(
     text: str, name: str, engines: Iterable[str]
 ) -> tuple[str, dict[tuple[str, str], tuple[Question, Verdict]]]:
     """Returns the number of replicas of an existing table, and its verdicts by case and engine."""
-    found = re.search(rf"<!-- {name}:begin -->\n(.+?)<!-- {name}:end -->", text, re.DOTALL)
-    if found is None or not found[1].strip():
+    result = re.search(rf"<!-- {name}:begin -->\n(.+?)<!-- {name}:end -->", text, re.DOTALL)
+    if result is None or not result[1].strip():
         return "", {}
-    caption, *lines = [line for line in found[1].splitlines() if line]
+    caption, *lines = [line for line in result[1].splitlines() if line]
     number = caption.rpartition(", over ")[2].split(" replicas.")[0]
     titles, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
     by_title = {table.title(engine): engine for engine in engines}

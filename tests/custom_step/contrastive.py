@@ -88,8 +88,8 @@ class BYOL(Noisy):
         one, other = _views(self, x)
         aim = ops.normalize(self.target(other, training=False), axis=1)
         with tf.GradientTape() as tape:
-            found = ops.normalize(self.predictor(self.online(one)), axis=1)
-            loss = ops.mean(2 - 2 * ops.sum(found * ops.stop_gradient(aim), 1))
+            result = ops.normalize(self.predictor(self.online(one)), axis=1)
+            loss = ops.mean(2 - 2 * ops.sum(result * ops.stop_gradient(aim), 1))
         weights = [*self.online.trainable_variables, *self.predictor.trainable_variables]
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         for new, old in zip(self.online.weights, self.target.weights, strict=True):

@@ -98,8 +98,8 @@ class Diffusion(Noisy):
         noise = self.noise(x)
         noisy = ops.sqrt(1 - strength) * x + ops.sqrt(strength) * noise
         with tf.GradientTape() as tape:
-            found = self.network(ops.concatenate([noisy, strength], 1), training=True)
-            loss = self.compute_loss(x=x, y=noise, y_pred=found)
+            result = self.network(ops.concatenate([noisy, strength], 1), training=True)
+            loss = self.compute_loss(x=x, y=noise, y_pred=result)
         gradients = tape.gradient(loss, self.network.trainable_weights)
         gradients, norm = tf.clip_by_global_norm(gradients, 0.2)
         self.optimizer.apply(gradients, self.network.trainable_weights)

@@ -34,18 +34,18 @@ class Distillation(Noisy):
         y = labels_of(x)
         soft = ops.softmax(self.teacher(x, training=False) / 2.0)
         with tf.GradientTape() as tape:
-            found = self(x, training=True)
-            divergence = keras.losses.kl_divergence(soft, ops.softmax(found / 2.0))
-            loss = 0.4 * self.compute_loss(x, y, found) + 0.6 * ops.mean(divergence)
+            result = self(x, training=True)
+            divergence = keras.losses.kl_divergence(soft, ops.softmax(result / 2.0))
+            loss = 0.4 * self.compute_loss(x, y, result) + 0.6 * ops.mean(divergence)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
-        logs = self.compute_metrics(x, y, found)
+        logs = self.compute_metrics(x, y, result)
         return {name: value for name, value in logs.items() if name != "loss"} | {"all": loss}
 
     def test_step(self, x: Any) -> dict[str, Any]:
         y = labels_of(x)
-        found = self(x, training=False)
-        return {"hard": self.compute_loss(x, y, found)} | self.compute_metrics(x, y, found)
+        result = self(x, training=False)
+        return {"hard": self.compute_loss(x, y, result)} | self.compute_metrics(x, y, result)
 
 
 @model(full_batch="neither a mean nor a sum over rows")

@@ -55,9 +55,9 @@ def test_matches_one_device(name: str, strategy: str, devices: int) -> None:
     plain, history = on_one_device(name)
     trainer = trained(name, strategy, devices)
     assert_same_weights(trainer.model, plain)
-    found = trainer.model.history.history
-    assert_close({name: found[name] for name in history}, history)
-    assert len(found) == len(history)
+    result = trainer.model.history.history
+    assert_close({name: result[name] for name in history}, history)
+    assert len(result) == len(history)
 
 
 def test_random_noise_model_learns() -> None:

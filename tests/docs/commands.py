@@ -44,10 +44,10 @@ def commands() -> list[Command]:
 
 
 def _pages() -> list[str]:
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    results = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     for folder in ("docs", "tfdist", "pipelines", "notebooks", "benchmarks"):
-        found += sorted((ROOT / folder).rglob("*.md"))
-    return [str(path.relative_to(ROOT)) for path in found]
+        results += sorted((ROOT / folder).rglob("*.md"))
+    return [str(path.relative_to(ROOT)) for path in results]
 
 
 def _of_page(page: str) -> Iterator[Command]:

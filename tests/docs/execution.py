@@ -64,14 +64,14 @@ def run_docstring(name: str) -> int:
 def public(name: str) -> Any:
     """Returns the object of a dotted name: a module, or something in one."""
     module, *rest = name.split(".")
-    found: Any = importlib.import_module(module)
+    result: Any = importlib.import_module(module)
     for part in rest:
         module = f"{module}.{part}"
         with contextlib.suppress(AttributeError):
-            found = getattr(found, part)
+            result = getattr(result, part)
             continue
-        found = importlib.import_module(module)
-    return found
+        result = importlib.import_module(module)
+    return result
 
 
 def main(names: list[str]) -> int:

@@ -23,8 +23,8 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 def headings(page: Path) -> set[str]:
     """Returns the anchors of a page's headings, as GitHub and MyST make them."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in found}
+    result = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in result}
 
 
 def broken(page: Path) -> Iterator[str]:

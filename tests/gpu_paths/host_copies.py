@@ -28,7 +28,7 @@ def copies(graph: tf.Graph) -> list[str]:
     Returns:
         The types of the operations before and after each copy: `"LogicalNot -> If"`.
     """
-    found = []
+    results = []
     for inner, is_condition in _functions(graph):
         copied = set()
         for operation in inner.get_operations():
@@ -37,8 +37,8 @@ def copies(graph: tf.Graph) -> list[str]:
                     copied.add((tensor.ref(), operation.type))
         if is_condition and not _is_on_host(inner.outputs[0]):
             copied.add((inner.outputs[0].ref(), "LoopCond"))
-        found += [f"{tensor.deref().op.type} -> {kind}" for tensor, kind in copied]
-    return sorted(found)
+        results += [f"{tensor.deref().op.type} -> {kind}" for tensor, kind in copied]
+    return sorted(results)
 
 
 def _functions(graph: tf.Graph, is_condition: bool = False) -> Iterator[tuple[tf.Graph, bool]]:

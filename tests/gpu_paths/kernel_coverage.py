@@ -83,16 +83,16 @@ def without_kernel(run: Callable[[], object]) -> dict[str, list[str]]:
         By device, operations with their dtypes, without those in `ALLOWED`. A device whose
         operations all have kernels has an empty list.
     """
-    found: dict[str, set[str]] = {}
+    results: dict[str, set[str]] = {}
     with gpus_listed(), not_optimized():
         ran = list(operations(run))
     for operation in ran:
         if operation.device != HOST:
-            of_device = found.setdefault(operation.device, set())
+            of_device = results.setdefault(operation.device, set())
             has_kernel = gpu_kernel(operation.kind, operation.dtypes) is not None
             if not has_kernel and str(operation) not in ALLOWED:
                 of_device.add(str(operation))
-    return {device: sorted(names) for device, names in sorted(found.items())}
+    return {device: sorted(names) for device, names in sorted(results.items())}
 
 
 def operations(run: Callable[[], object]) -> Iterator[Operation]:

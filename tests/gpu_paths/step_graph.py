@@ -145,14 +145,14 @@ class Order:
 
     def before(self, name: str) -> set[str]:
         """Returns the names of all nodes that a node waits for within an iteration."""
-        found: set[str] = set()
+        results: set[str] = set()
         left = [name]
         while left:
             for before in self._awaited(self._nodes[left.pop()]):
-                if before not in found:
-                    found.add(before)
+                if before not in results:
+                    results.add(before)
                     left.append(before)
-        return found
+        return results
 
     def _awaited(self, node: tf.compat.v1.NodeDef) -> list[str]:
         if node.op == "NextIteration":  # its input belongs to the previous iteration

@@ -151,13 +151,13 @@ def test_workers_that_see_the_same_gpus_divide_them(
 ) -> None:
     inherit(monkeypatch, INHERITED[inherited](num_gpus))
     monkeypatch.setattr(gpus, "installed", lambda: [f"GPU-{i:02d}-abcdef" for i in range(num_gpus)])
-    found = exchange([gpus.identifiers(num_gpus)] * num_workers)
+    result = exchange([gpus.identifiers(num_gpus)] * num_workers)
     each = num_gpus // num_workers
     if each:
         wanted = [tuple(range(i * each, (i + 1) * each)) for i in range(num_workers)]
-        assert found == wanted
+        assert result == wanted
     else:
-        assert all("NCCL needs at least one per worker: start at most" in e for e in found)
+        assert all("NCCL needs at least one per worker: start at most" in e for e in result)
 
 
 def test_workers_with_separate_gpus_keep_them() -> None:
@@ -174,8 +174,8 @@ def test_ring_shares_a_gpu() -> None:
 
 
 def test_overlapping_gpus_raise_on_every_worker() -> None:
-    found = exchange([["GPU-a", "GPU-b"], ["GPU-b"]])
-    assert all("use different sets of GPUs that overlap in GPU-" in error for error in found)
+    result = exchange([["GPU-a", "GPU-b"], ["GPU-b"]])
+    assert all("use different sets of GPUs that overlap in GPU-" in error for error in result)
 
 
 @pytest.mark.parametrize("value", ["1,1", "1, 01", "0,GPU-00", "GPU-00-abcdef,GPU-00", "2,3,2"])

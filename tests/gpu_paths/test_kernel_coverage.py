@@ -158,9 +158,9 @@ def test_every_operation_of_a_replica_has_a_gpu_kernel(
         trainer.evaluate(x, y, batch_size=_BATCH_SIZE, verbose=0)
         trainer.predict(x, batch_size=_BATCH_SIZE, verbose=0)
 
-    found = without_kernel(run)
-    assert devices[0] in found
-    assert not any(found.values()), found
+    result = without_kernel(run)
+    assert devices[0] in result
+    assert not any(result.values()), result
 
 
 def test_operation_without_a_kernel_is_found() -> None:
@@ -182,8 +182,8 @@ def test_kernel_for_another_dtype_does_not_count() -> None:
             return tf.split(numbers, [1, 3])
 
     assert without_kernel(lambda: compute(tf.ones(4))) == {"CPU:2": []}
-    found = without_kernel(lambda: compute(tf.ones(4, tf.uint8)))
-    assert found == {"CPU:2": ["SplitV(T=uint8, Tlen=int32)"]}
+    result = without_kernel(lambda: compute(tf.ones(4, tf.uint8)))
+    assert result == {"CPU:2": ["SplitV(T=uint8, Tlen=int32)"]}
 
 
 def test_allowed_operations_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,9 +108,9 @@ def test_gradient_is_that_of_tensorflow(shape: tuple[int, ...], dtype: str) -> N
 
     expected = gradient()
     with gradients_of_biases_as_sums():
-        found = tf.function(gradient.python_function)()
-    assert found.dtype == expected.dtype
+        result = tf.function(gradient.python_function)()
+    assert result.dtype == expected.dtype
     tolerance = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}[dtype]
     np.testing.assert_allclose(
-        tf.cast(found, tf.float32), tf.cast(expected, tf.float32), rtol=tolerance, atol=tolerance
+        tf.cast(result, tf.float32), tf.cast(expected, tf.float32), rtol=tolerance, atol=tolerance
     )

@@ -20,15 +20,15 @@ from tfdist.strategies.multi_worker import MultiWorker
 def unordered(graphs: step_graph.StepGraphs) -> list[tuple[str, str]]:
     """Returns the pairs of a device's collectives that an iteration may run in either order."""
     order = step_graph.Order(graphs)
-    found = []
+    results = []
     for nodes in graphs.by_device:
         before = {name: order.before(name) for name in collectives(nodes)}
-        found += [
+        results += [
             (one, other)
             for one, other in itertools.combinations(before, 2)
             if one not in before[other] and other not in before[one]
         ]
-    return found
+    return results
 
 
 def collectives(nodes: list[tf.compat.v1.NodeDef]) -> list[str]:

@@ -171,5 +171,5 @@ def _departures(graphs: StepGraphs) -> Iterator[str]:
 
 
 def _device(node: tf.compat.v1.NodeDef) -> str:
-    found = tf.DeviceSpec.from_string(node.device)
-    return f"{found.device_type}:{found.device_index}"
+    result = tf.DeviceSpec.from_string(node.device)
+    return f"{result.device_type}:{result.device_index}"

@@ -22,17 +22,17 @@ def _gradients(*kilobytes: int) -> dict[int, Any]:
 
 def test_buckets_follow_the_order_of_the_backward_pass() -> None:
     weights = [tf.Variable([float(i)]) for i in range(4)]
-    found: list[Any] = []
+    results: list[Any] = []
 
     @tf.function(autograph=False)
     def backward(x: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
             for i in (2, 0, 3, 1):  # not the order of the model's variables
                 x = x * weights[i]
-        found.extend(buckets.in_order(dict(enumerate(tape.gradient(x, weights))), 4))
+        results.extend(buckets.in_order(dict(enumerate(tape.gradient(x, weights))), 4))
 
     backward(tf.constant([1.0]))
-    assert found == [[1], [3], [0], [2]]
+    assert results == [[1], [3], [0], [2]]
 
 
 @pytest.mark.parametrize(

@@ -58,11 +58,11 @@ def exchanges(kind: str) -> Callable[[], dict[str, Any]]:
 
     def ask() -> dict[str, Any]:
         rank = tf.constant(group.rank)
-        found = tf.nest.map_structure(lambda t: t.numpy().tolist(), in_graph(rank))
+        result = tf.nest.map_structure(lambda t: t.numpy().tolist(), in_graph(rank))
         sizes = shard_sizes(5, group.size)
         whole = group.all_gather(vector(rank, sizes[group.rank]), sizes, "eager")
         group.barrier()
-        return found | {
+        return result | {
             "again": in_graph(rank)["whole"].numpy().tolist(),
             "eager": [
                 t.numpy().tolist() for t in group.all_reduce([vector(rank, 3), vector(rank, 2)])

@@ -54,8 +54,8 @@ def test_metrics_cover_all_rows(run: Run) -> None:
         x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
         for name, value in model.evaluate(x, y, verbose=0, return_dict=True).items():
             name = name.replace(auc.name, "auc")
-            found = next(v for k, v in first.items() if k.startswith(prefix + name))
-            np.testing.assert_allclose(found, [value, value], 1e-5)
+            result = next(v for k, v in first.items() if k.startswith(prefix + name))
+            np.testing.assert_allclose(result, [value, value], 1e-5)
 
 
 def test_learning_rate_rises_and_falls(run: Run) -> None:

@@ -58,12 +58,12 @@ def test_combines_rows_unchanged_and_in_order(kinds: list[str]) -> None:
             {kind: _rows(KINDS[kind], b, n) for kind in kinds}
             for b, n in zip(begin, size, strict=True)
         ]
-        found = outputs_of_all_workers(OneDevice("CPU:0", Shared(sent)), LocalOutputs(pieces, 2))
-    assert len(found) == (1 if "ragged" not in kinds else 4)
+        result = outputs_of_all_workers(OneDevice("CPU:0", Shared(sent)), LocalOutputs(pieces, 2))
+    assert len(result) == (1 if "ragged" not in kinds else 4)
     for kind in kinds:
-        rows = [row for piece in found for row in _plain(piece[kind])]
+        rows = [row for piece in result for row in _plain(piece[kind])]
         assert str(rows) == str(_plain(KINDS[kind]))
-        assert all(piece[kind].dtype == KINDS[kind].dtype for piece in found)
+        assert all(piece[kind].dtype == KINDS[kind].dtype for piece in result)
 
 
 def test_splits_arrays_of_several_steps() -> None:
@@ -78,5 +78,5 @@ def test_splits_arrays_of_several_steps() -> None:
 
 def test_pieces_of_different_widths_are_not_concatenated() -> None:
     pieces = [tf.ones([1, 2]), tf.ones([1, 3])]
-    found = outputs_of_all_workers(OneDevice("CPU:0", Shared([])), LocalOutputs(pieces, 2))
-    assert [piece.shape for piece in found] == [(1, 2), (1, 3)]
+    result = outputs_of_all_workers(OneDevice("CPU:0", Shared([])), LocalOutputs(pieces, 2))
+    assert [piece.shape for piece in result] == [(1, 2), (1, 3)]

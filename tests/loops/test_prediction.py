@@ -57,14 +57,14 @@ def test_predict_returns_exactly_the_rows_given(
         return array[:rows]
 
     inputs = keras.tree.map_structure(first, INPUTS)
-    found = predictor.predict(inputs, batch_size=batch_size, verbose=0)
-    assert_close(found, keras.tree.map_structure(first, predicted))
-    assert all(isinstance(leaf, np.ndarray) for leaf in keras.tree.flatten(found))
+    result = predictor.predict(inputs, batch_size=batch_size, verbose=0)
+    assert_close(result, keras.tree.map_structure(first, predicted))
+    assert all(isinstance(leaf, np.ndarray) for leaf in keras.tree.flatten(result))
 
 
 def test_predict_takes_some_steps_of_endless_data(predictor: Trainer, predicted: Any) -> None:
-    found = predictor.predict(sliced(INPUTS, size=7).repeat(), steps=3, verbose=0)
-    assert_close(found, predicted)
+    result = predictor.predict(sliced(INPUTS, size=7).repeat(), steps=3, verbose=0)
+    assert_close(result, predicted)
 
 
 class Calls(keras.callbacks.Callback):
@@ -82,8 +82,8 @@ class Calls(keras.callbacks.Callback):
 
 def test_predict_uses_many_batches_per_call(predicted: Any) -> None:
     trainer, calls = Trainer(with_outputs, "mirrored", devices=3, steps_per_call=5), Calls()
-    found = trainer.predict(INPUTS, batch_size=2, verbose=0, callbacks=[calls])
-    assert_close(found, predicted)
+    result = trainer.predict(INPUTS, batch_size=2, verbose=0, callbacks=[calls])
+    assert_close(result, predicted)
     assert calls.rows == [10, ROWS - 10]
 
 
@@ -110,8 +110,8 @@ def test_predict_with_active_dropout_draws_the_numbers_of_keras() -> None:
         inputs = keras.Input((4,))
         return keras.Model(inputs, layers.Dropout(0.5)(inputs, training=True))
 
-    found = Trainer(build_model, steps_per_call=8).predict(X, batch_size=2, verbose=0)
-    assert_close(found, build_model().predict(X, batch_size=2, verbose=0))
+    result = Trainer(build_model, steps_per_call=8).predict(X, batch_size=2, verbose=0)
+    assert_close(result, build_model().predict(X, batch_size=2, verbose=0))
 
 
 def test_predict_ignores_labels() -> None:
@@ -135,9 +135,9 @@ def test_predict_returns_ragged_tensors_as_keras_does() -> None:
 
     ragged = tf.constant([[1, 2], [3, 0], [0, 0], [4, 5], [6, 0]], tf.int64)
     ragged = tf.RaggedTensor.from_tensor(ragged, padding=0)
-    found = mirrored(build_model).predict(ragged, batch_size=3, verbose=0)
-    assert isinstance(found, tf.RaggedTensor)
-    assert found.to_list() == [[2, 4], [6], [], [8, 10], [12]]
+    result = mirrored(build_model).predict(ragged, batch_size=3, verbose=0)
+    assert isinstance(result, tf.RaggedTensor)
+    assert result.to_list() == [[2, 4], [6], [], [8, 10], [12]]
 
 
 @pytest.mark.parametrize("name", ["towers", "central_storage", "sharded"])
@@ -148,8 +148,8 @@ def test_grouped_convolution_predicts_before_and_after_training(name: str) -> No
     x, y = np.linspace(0, 1, 256, dtype="float32").reshape(4, 4, 4, 4), np.ones((4, 2, 2, 128))
     trainer, plain = Trainer(grouped, strategies.create(name, 2)), grouped()
     for _ in range(2):
-        found = trainer.predict(x, batch_size=4, verbose=0)
-        np.testing.assert_allclose(found, plain.predict(x, verbose=0), atol=1e-6)
+        result = trainer.predict(x, batch_size=4, verbose=0)
+        np.testing.assert_allclose(result, plain.predict(x, verbose=0), atol=1e-6)
         np.testing.assert_allclose(trainer.model(x), plain(x), atol=1e-6)
         for one in (trainer, plain):
             one.fit(x, y, batch_size=4, verbose=0)

@@ -33,9 +33,9 @@ def called(model: Any, weights_of: keras.Model) -> list[Any]:
     recorder, x, y = Recorder(), X[:14], Y[:14]
     options: dict[str, Any] = {"batch_size": 2, "callbacks": [recorder], "verbose": 0}
     model.fit(x, y, epochs=3, steps_per_epoch=3, shuffle=False, **options)
-    found = [*weights_of.get_weights(), model.evaluate(x, y, steps=3, **options)]
-    found += [model.predict(x, **options), model.predict(x, steps=3, **options)]
-    return [recorder.events, found]
+    results = [*weights_of.get_weights(), model.evaluate(x, y, steps=3, **options)]
+    results += [model.predict(x, **options), model.predict(x, steps=3, **options)]
+    return [recorder.events, results]
 
 
 def test_steps_and_batches_match_keras() -> None:

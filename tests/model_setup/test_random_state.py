@@ -51,8 +51,8 @@ def plain() -> tuple[list[float], list[np.ndarray], float, float]:
 
 
 def test_model_without_an_input_is_initialized_as_in_plain_keras() -> None:
-    found = two_models(lambda: Trainer(build(), "mirrored", devices=2))
-    np.testing.assert_allclose(found[0], two_models(build)[0], rtol=1e-5)
+    result = two_models(lambda: Trainer(build(), "mirrored", devices=2))
+    np.testing.assert_allclose(result[0], two_models(build)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -70,14 +70,14 @@ def test_second_model_is_initialized_as_in_plain_keras(
     argument: str, strategy: str, plain: tuple[list[float], list[np.ndarray], float, float]
 ) -> None:
     devices = 1 if strategy == "one_device" else 2
-    found = two_models(
+    result = two_models(
         lambda: Trainer(
             build_with_input if argument == "function" else build_with_input(),
             strategy,
             devices=devices,
         )
     )
-    for actual, expected in zip(found[1], plain[1], strict=True):
+    for actual, expected in zip(result[1], plain[1], strict=True):
         np.testing.assert_equal(actual, expected)
-    np.testing.assert_allclose(found[0], plain[0], rtol=1e-5)
-    assert found[2:] == plain[2:]
+    np.testing.assert_allclose(result[0], plain[0], rtol=1e-5)
+    assert result[2:] == plain[2:]

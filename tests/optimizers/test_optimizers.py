@@ -46,9 +46,9 @@ def test_momentum_sgd_matches_equation_9() -> None:
             u = MOMENTUM * u + gradients[index] + decay * w
             w -= rate * u
         expected.append(w)
-    found = applied(optimizers.MomentumSGD(falling(), MOMENTUM, weight_decay=DECAY))
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-6)
+    result = applied(optimizers.MomentumSGD(falling(), MOMENTUM, weight_decay=DECAY))
+    np.testing.assert_allclose(result[0], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(result[1], expected[1], rtol=1e-6)
 
 
 def test_momentum_correction_matches_equation_10() -> None:
@@ -81,9 +81,9 @@ def test_lars_matches_algorithm_1() -> None:
         w -= v
         u = MOMENTUM * u + rate * bias_gradient  # neither layer-wise rate nor weight decay
         b -= u
-    found = applied(optimizers.LARS(falling(), MOMENTUM, DECAY, TRUST))
-    np.testing.assert_allclose(found[0], w, rtol=1e-6)
-    np.testing.assert_allclose(found[1], b, rtol=1e-6)
+    result = applied(optimizers.LARS(falling(), MOMENTUM, DECAY, TRUST))
+    np.testing.assert_allclose(result[0], w, rtol=1e-6)
+    np.testing.assert_allclose(result[1], b, rtol=1e-6)
 
 
 def test_lars_of_norm_zero_moves_by_the_global_rate() -> None:
@@ -100,12 +100,12 @@ def test_duplicate_slices_are_summed() -> None:
     slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([1, 1]), tf.constant([3, 1]))
     dense = tf.constant([[0.0], [3.0], [0.0]])
     for make in (optimizers.LARS, optimizers.MomentumSGD):
-        found = []
+        results = []
         for gradient in (slices, dense):
             weight = keras.Variable(np.ones((3, 1)), name="embeddings")
             make(0.5, weight_decay=DECAY).apply([gradient], [weight])
-            found.append(np.asarray(weight))
-        np.testing.assert_array_equal(*found)
+            results.append(np.asarray(weight))
+        np.testing.assert_array_equal(*results)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_biases_and_norms_do_not_decay() -> None:
 def test_creates_the_optimizer_of_a_configuration() -> None:
     config = TrainConfig(optimizer="lars", momentum=0.5, weight_decay=0.1, ema=0.9)
     optimizer = optimizers.create(config, 0.2)
-    found = {"momentum": 0.5, "weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.9}
+    results = {"momentum": 0.5, "weight_decay": 0.1, "use_ema": True, "ema_momentum": 0.9}
     assert type(optimizer) is optimizers.LARS
-    assert found.items() <= optimizer.get_config().items()
+    assert results.items() <= optimizer.get_config().items()
     assert type(optimizers.create(TrainConfig(), 0.2)) is keras.optimizers.Adam
 
 

@@ -192,8 +192,8 @@ def create_training(strategy: str, devices: int) -> Callable[..., Any]:
 
 
 def test_remat_scope_in_build_model_is_honored() -> None:
-    found = trained(lambda: blocks("full"))
-    assert_close(found, without_remat(blocks, "one_device"))
+    result = trained(lambda: blocks("full"))
+    assert_close(result, without_remat(blocks, "one_device"))
 
 
 def test_unsupported_remat_raises() -> None:

@@ -53,9 +53,9 @@ def test_random_numbers_continue_with_another_number_of_replicas(tmp_path: Path)
     for replicas, epochs in ((2, 1), (3, 2), (1, 3)):
         checkpoints = Checkpoints(folder=tmp_path)
         trainer = Trainer(build, "towers", devices=replicas, checkpoints=checkpoints)
-        found = trainer.fit(**FIT, epochs=epochs).history
+        result = trainer.fit(**FIT, epochs=epochs).history
     assert_same_weights(trainer.model, plain)
     assert_close(
-        {name: values[-1:] for name, values in found.items()},
+        {name: values[-1:] for name, values in result.items()},
         {name: values[-1:] for name, values in history.items()},
     )

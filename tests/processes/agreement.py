@@ -198,14 +198,14 @@ def predicts_every_kind(strategy: Strategy) -> np.ndarray:
         return EveryKind([keras.Input(X.shape[1:]), keras.layers.Dense(2)])
 
     trainer = Trainer(build_model, strategy)
-    found = trainer.predict(X, batch_size=1, verbose=0)
+    result = trainer.predict(X, batch_size=1, verbose=0)
     wanted = trainer.model.predict(X, batch_size=1, verbose=0)
-    ragged, sparse = found.pop("ragged"), found.pop("sparse")
+    ragged, sparse = result.pop("ragged"), result.pop("sparse")
     same = [
         ragged.to_list() == wanted.pop("ragged").to_list(),
         np.array_equal(tf.sparse.to_dense(sparse), tf.sparse.to_dense(wanted.pop("sparse"))),
-        *(np.array_equal(found[name], wanted[name]) for name in wanted),
-        *(found[name].dtype == wanted[name].dtype for name in wanted),
+        *(np.array_equal(result[name], wanted[name]) for name in wanted),
+        *(result[name].dtype == wanted[name].dtype for name in wanted),
     ]
     return strategy.group.gather(same)
 

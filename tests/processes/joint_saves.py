@@ -30,17 +30,19 @@ NUM_EPOCHS = 3
 def run(shared: str, bucket: str) -> dict[str, Any]:
     """Runs all scenarios in each of two processes; returns the results of rank 0."""
     strategy = Sharded(smallest=2, shard="gradients", process_group="tensorflow")
-    found: dict[str, Any] = {"folders": {}, "failures": {}}
+    results: dict[str, Any] = {"folders": {}, "failures": {}}
     for folder in (shared, bucket):
         _fit(strategy, folder)
-        found["folders"][folder] = _sizes(folder) if strategy.group.is_chief else {}
-    found["resumed"] = _resume(f"{shared}-resumed")
-    found["by time"] = _num_saved_by_the_clock_of_rank_0(strategy, f"{shared}-by-time")
+        results["folders"][folder] = _sizes(folder) if strategy.group.is_chief else {}
+    results["resumed"] = _resume(f"{shared}-resumed")
+    results["by time"] = _num_saved_by_the_clock_of_rank_0(strategy, f"{shared}-by-time")
     for name, failing in {"first": {0}, "last": {2}, "last twice": {2, 3}}.items():
         lines = _fit_with_failures(strategy, f"{shared}-{name}", failing)
-        found["failures"][name] = strategy.group.gather_objects(lines)
-    found["not shared"] = strategy.group.gather_objects(_in_folders_of_two_hosts(strategy, shared))
-    return found
+        results["failures"][name] = strategy.group.gather_objects(lines)
+    results["not shared"] = strategy.group.gather_objects(
+        _in_folders_of_two_hosts(strategy, shared)
+    )
+    return results
 
 
 def _fit(

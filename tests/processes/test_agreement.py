@@ -75,15 +75,15 @@ def test_uneven_data_are_used_completely(outcomes: Outcomes) -> None:
 
 def test_uneven_data_can_stop_or_raise(outcomes: Outcomes) -> None:
     """Ranks have three and two batches of unknown length, and four and two of known length."""
-    found = outcomes("uneven_data_options")
-    np.testing.assert_array_equal(found["steps"], [[4, 4]] * 2)
+    result = outcomes("uneven_data_options")
+    np.testing.assert_array_equal(result["steps"], [[4, 4]] * 2)
     brought = ["3, 2 batches in epoch 1", "3, 2 batches in epoch 2"]
     brought += ["4, 2 batches in epoch 1", "4, 2 batches in epoch 2", "3, 2 batches in epoch 1"]
-    assert len(found["warnings"]) == len(brought)
-    for warning, expected in zip(found["warnings"], brought, strict=True):
+    assert len(result["warnings"]) == len(brought)
+    for warning, expected in zip(result["warnings"], brought, strict=True):
         assert expected in warning
-    assert "The workers have 3, 2 batches, by rank" in found["errors"][0]
-    assert "The workers have 4, 2 batches, by rank" in found["errors"][1]
+    assert "The workers have 3, 2 batches, by rank" in result["errors"][0]
+    assert "The workers have 4, 2 batches, by rank" in result["errors"][1]
 
 
 def test_every_worker_predicts_every_row(outcomes: Outcomes) -> None:
@@ -101,16 +101,16 @@ def test_rank_and_size_on_every_worker(outcomes: Outcomes) -> None:
 
 
 def test_chief_callbacks_write_once_and_restore_on_all_ranks(outcomes: Outcomes) -> None:
-    found = outcomes("writes_and_restores")
-    assert found["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
-    np.testing.assert_array_equal(found["num_files"], [[5], [0]])
-    assert found["rows"] == 2
+    result = outcomes("writes_and_restores")
+    assert result["files"] == ["1.weights.h5", "2.weights.h5", "backup", "board", "log.csv"]
+    np.testing.assert_array_equal(result["num_files"], [[5], [0]])
+    assert result["rows"] == 2
     first, third = (chief_callbacks.plain(epochs) for epochs in (1, 3))
-    np.testing.assert_array_equal(*found["first_epoch"])
-    np.testing.assert_allclose(found["first_epoch"][0], first, rtol=TOLERANCE, atol=TOLERANCE)
-    np.testing.assert_array_equal(found["resumed_epochs"], [[2, 1], [2, 1]])
-    np.testing.assert_array_equal(*found["resumed"])
-    np.testing.assert_allclose(found["resumed"][0], third, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_array_equal(*result["first_epoch"])
+    np.testing.assert_allclose(result["first_epoch"][0], first, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_array_equal(result["resumed_epochs"], [[2, 1], [2, 1]])
+    np.testing.assert_array_equal(*result["resumed"])
+    np.testing.assert_allclose(result["resumed"][0], third, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def test_chief_changing_the_model_within_an_epoch_raises(outcomes: Outcomes) -> None:
@@ -124,12 +124,12 @@ def test_chief_callback_sees_every_batch(outcomes: Outcomes) -> None:
 
 
 def test_training_interrupted_on_one_rank_resumes(outcomes: Outcomes) -> None:
-    found = outcomes("stops_and_resumes")
-    np.testing.assert_array_equal(found["interrupted"], [[1], [1]])
-    np.testing.assert_array_equal(found["num_files"], [[7], [0]])
+    result = outcomes("stops_and_resumes")
+    np.testing.assert_array_equal(result["interrupted"], [[1], [1]])
+    np.testing.assert_array_equal(result["num_files"], [[7], [0]])
     plain = resuming.accumulating()
     plain.fit(**resuming.FIT)
-    for resumed, reference in zip(found["resumed"], found["reference"], strict=True):
+    for resumed, reference in zip(result["resumed"], result["reference"], strict=True):
         np.testing.assert_allclose(resumed, reference, rtol=1e-6, atol=1e-6)
-    for resumed, weight in zip(found["resumed"], plain.get_weights(), strict=False):
+    for resumed, weight in zip(result["resumed"], plain.get_weights(), strict=False):
         np.testing.assert_allclose(resumed, weight, rtol=TOLERANCE, atol=TOLERANCE)

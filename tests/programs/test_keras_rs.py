@@ -59,8 +59,8 @@ class InBatchNegatives(keras.Model):
     def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any) -> Any:
         logits = ops.matmul(y_pred, ops.transpose(self.candidate(y)))
         labels = ops.eye(ops.shape(x)[0], dtype=logits.dtype)
-        found = self.layer(logits, **self.arguments(y, labels))
-        logits, labels = found if isinstance(found, tuple) else (found, labels)
+        result = self.layer(logits, **self.arguments(y, labels))
+        logits, labels = result if isinstance(result, tuple) else (result, labels)
         return ops.mean(keras.losses.categorical_crossentropy(labels, logits, from_logits=True))
 
     def build(self, shape: Any) -> None:
@@ -80,8 +80,8 @@ class TwoFeatures(layers.Layer):
 
     def call(self, x: Any) -> Any:
         indices = ops.cast(ops.abs(x) * 3, "int32") % 6
-        found = self.embedding({"a": indices[:, :2], "b": indices[:, 2:]})
-        return ops.concatenate([found["a"], found["b"]], axis=-1)
+        result = self.embedding({"a": indices[:, :2], "b": indices[:, 2:]})
+        return ops.concatenate([result["a"], result["b"]], axis=-1)
 
 
 def _negatives(layer: Any, arguments: Callable[[Any, Any], dict[str, Any]]) -> keras.Model:

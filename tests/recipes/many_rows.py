@@ -35,14 +35,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.parquet")
         parquet.write_table(pa.table(columns), path)
-        found = table._table(TrainConfig(data=str(path)))
-    assert found.classes == tuple(map(str, range(5, 15)))
-    assert found.texts == {"city": ("Bern", "Genf", "Zürich")}
-    exact = StandardScaler().fit(found.train["numbers"].astype("float64"))
-    scaler = table.statistics(found.train["numbers"])
+        result = table._table(TrainConfig(data=str(path)))
+    assert result.classes == tuple(map(str, range(5, 15)))
+    assert result.texts == {"city": ("Bern", "Genf", "Zürich")}
+    exact = StandardScaler().fit(result.train["numbers"].astype("float64"))
+    scaler = table.statistics(result.train["numbers"])
     np.testing.assert_allclose(scaler.mean_, exact.mean_, rtol=1e-11)
     np.testing.assert_allclose(scaler.scale_, exact.scale_, rtol=1e-9)
-    labels = found.train["label"]
+    labels = result.train["label"]
     weights = compute_class_weight("balanced", classes=np.arange(10), y=labels)
     np.testing.assert_allclose(
         _class_folders.balanced_weights(np.bincount(labels)), weights, rtol=1e-6

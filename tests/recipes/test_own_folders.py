@@ -47,12 +47,12 @@ def sizes(folders: _class_folders.ClassFolders) -> list[list[int]]:
 
 
 def test_every_fifth_of_each_class_is_held_out(tmp_path: Path) -> None:
-    found = prepare(photos(tmp_path / "photos", "cat", "dog"), tmp_path)
-    assert found.classes == ("cat", "dog")
-    assert sizes(found) == [[8, 8], [2, 2]]
+    result = prepare(photos(tmp_path / "photos", "cat", "dog"), tmp_path)
+    assert result.classes == ("cat", "dog")
+    assert sizes(result) == [[8, 8], [2, 2]]
     pixels = [
         {int(x) for x in pipelines.read(folder, 1, map_fn=lambda r: r["image"][0, 0, 0]).unbatch()}
-        for folder in (found.train, found.validation)
+        for folder in (result.train, result.validation)
     ]
     assert not pixels[0] & pixels[1]
     assert len(pixels[0] | pixels[1]) == 20
@@ -210,12 +210,12 @@ def table_config(tmp_path: Path, *words: str, text: str = CSV) -> TrainConfig:
 
 def test_columns_of_a_table(tmp_path: Path) -> None:
     config = table_config(tmp_path, "--set=ignore=[sold]", text=CSV.replace("\n7,", "\n,"))
-    found = table._table(config)
-    assert (found.label, found.classes) == ("class", ("a", "b"))
-    assert found.numbers == ("size", "price")
-    assert found.texts == {"color": ("blue", "red")}
-    assert [len(part["label"]) for part in (found.train, found.validation)] == [16, 4]
-    assert np.isfinite(found.train["numbers"]).all()
+    result = table._table(config)
+    assert (result.label, result.classes) == ("class", ("a", "b"))
+    assert result.numbers == ("size", "price")
+    assert result.texts == {"color": ("blue", "red")}
+    assert [len(part["label"]) for part in (result.train, result.validation)] == [16, 4]
+    assert np.isfinite(result.train["numbers"]).all()
     model = table.build_model(config, 10)
     (features, labels), *_ = table.validation_data(config)
     assert (model(features).shape, labels.shape) == ((4, 2), (4, 2))

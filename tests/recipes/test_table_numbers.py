@@ -27,14 +27,14 @@ def read(path: Path, text: str, **settings: object) -> table.Table:
 )
 def test_rows_have_the_class_of_their_label(labels: list[object], tmp_path: Path) -> None:
     rows = "".join(f"{i % len(labels)},{labels[i % len(labels)]}\n" for i in range(120))
-    found = read(tmp_path / "t.csv", "x,label\n" + rows)
-    for part in (found.train, found.validation):
+    result = read(tmp_path / "t.csv", "x,label\n" + rows)
+    for part in (result.train, result.validation):
         wanted = [str(labels[int(x)]).removesuffix(".0") for x in part["numbers"][:, 0]]
-        assert [found.classes[k].lower() for k in part["label"]] == wanted
-    held_out = np.bincount(found.validation["label"]), np.bincount(found.train["label"])
+        assert [result.classes[k].lower() for k in part["label"]] == wanted
+    held_out = np.bincount(result.validation["label"]), np.bincount(result.train["label"])
     assert (held_out[0] == 120 // len(labels) // 5).all()
     weights = compute_class_weight(
-        "balanced", classes=np.arange(len(labels)), y=found.train["label"]
+        "balanced", classes=np.arange(len(labels)), y=result.train["label"]
     )
     np.testing.assert_allclose(_class_folders.balanced_weights(held_out[1]), weights, rtol=1e-6)
 
@@ -56,27 +56,27 @@ def test_statistics_equal_those_of_scikit_learn_and_keras() -> None:
 def test_vocabulary_has_the_order_of_scikit_learn(tmp_path: Path) -> None:
     words = ["pear", "Apple", "10", "9", "", "äpfel"]
     rows = "".join(f"{words[i % 6]},{i},{'ab'[i % 2]}\n" for i in range(60))
-    found = read(tmp_path / "t.csv", "word,x,label\n" + rows)
+    result = read(tmp_path / "t.csv", "word,x,label\n" + rows)
     encoder = OrdinalEncoder().fit(np.array(words, object)[:, None])
-    assert found.texts["word"] == tuple(encoder.categories_[0])
+    assert result.texts["word"] == tuple(encoder.categories_[0])
     wanted = encoder.transform(
-        np.array(words, object)[found.train["numbers"][:, 0].astype(int) % 6, None]
+        np.array(words, object)[result.train["numbers"][:, 0].astype(int) % 6, None]
     )
-    np.testing.assert_array_equal(found.train["texts"][:, 0], wanted[:, 0] + 1)
+    np.testing.assert_array_equal(result.train["texts"][:, 0], wanted[:, 0] + 1)
 
 
 def test_dates_booleans_and_columns_without_values(tmp_path: Path) -> None:
     rows = "".join(
         f"2020-01-{i + 1:02},{'true,' if i % 3 else ','},{'ab'[i % 2]}\n" for i in range(30)
     )
-    found = read(tmp_path / "t.csv", "day,flag,nothing,label\n" + rows)
-    assert (found.numbers, found.texts) == (("day", "flag"), {})
-    assert set(found.train["numbers"][:, 1]) == {1}
-    assert sorted(found.train["numbers"][:, 0] - 18262) == sorted(
-        set(range(30)) - set(found.validation["numbers"][:, 0] - 18262)
+    result = read(tmp_path / "t.csv", "day,flag,nothing,label\n" + rows)
+    assert (result.numbers, result.texts) == (("day", "flag"), {})
+    assert set(result.train["numbers"][:, 1]) == {1}
+    assert sorted(result.train["numbers"][:, 0] - 18262) == sorted(
+        set(range(30)) - set(result.validation["numbers"][:, 0] - 18262)
     )
-    found = read(tmp_path / "u.csv", "day,flag,nothing,label\n" + rows, column="day=text")
-    assert list(found.texts) == ["day"]
+    result = read(tmp_path / "u.csv", "day,flag,nothing,label\n" + rows, column="day=text")
+    assert list(result.texts) == ["day"]
 
 
 def test_settings_replace_flags_in_errors() -> None:

@@ -79,10 +79,10 @@ def test_classifies_lookups(indices: list[Indices], alike: bool) -> None:
 
 @pytest.mark.parametrize("indices", [[identity, positions], [largest]])
 def test_mixed_lookups_need_full_batches(indices: list[Indices]) -> None:
-    found = lookups(*indices)
-    assert "embeddings' depend on the rows" in (found.full_batch_reason() or "")
+    result = lookups(*indices)
+    assert "embeddings' depend on the rows" in (result.full_batch_reason() or "")
     with pytest.raises(UnsupportedModelError, match="Use one embedding for each kind of lookup"):
-        found.are_alike(0)
+        result.are_alike(0)
 
 
 class Retrieval(keras.Model):
@@ -122,10 +122,10 @@ def test_sparse_inputs_do_not_hide_lookups_of_rows() -> None:
     x = {"ids": tf.range(8), "sparse": sparse}
     model = WithSparse()
     model(x)
-    found = Lookups(model, lambda: (x, tf.zeros([8, 2])))
-    assert [found.are_alike(place) for place in range(2)] == [False, False]
+    result = Lookups(model, lambda: (x, tf.zeros([8, 2])))
+    assert [result.are_alike(place) for place in range(2)] == [False, False]
     slices = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([1, 4, 1]), tf.constant([20, 2]))
-    of_batch = found.of_batch({0: slices, 1: slices})
+    of_batch = result.of_batch({0: slices, 1: slices})
     assert [len(of_batch[place].indices) for place in range(2)] == [3, 2]
 
 

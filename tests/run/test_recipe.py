@@ -61,9 +61,9 @@ def test_file_is_a_recipe(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     (tmp_path / f"{name}.py").write_text(FILE)
     (tmp_path / "beside.py").write_text("NUMBER = 3")
-    found = recipe.find(f"./{name}.py")
-    assert found.build_model(TrainConfig(), None) == 3
-    assert recipe.find(f"./{name}.py") is found
+    result = recipe.find(f"./{name}.py")
+    assert result.build_model(TrainConfig(), None) == 3
+    assert recipe.find(f"./{name}.py") is result
     with pytest.raises(ConfigurationError, match="expected a Python file"):
         recipe.find("not_there.py")
 

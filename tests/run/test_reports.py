@@ -32,13 +32,13 @@ def what_runs(
 
 def test_table_shows_what_runs_instead_of_the_options() -> None:
     config = TrainConfig(learning_rate=0.5, lr_rule="cosine")
-    found = what_runs(config, BATCHES, unread=["learning_rate", "lr_rule"])
-    assert found["optimizer"] == "SGD, learning rate 0.01"
-    assert found["no effect"] == "learning_rate, lr_rule: the recipe does not read them"
-    assert found["global batch"] == "64"
-    assert found["per-replica batch"] == "21 or 22"
-    assert found["steps per epoch"] == "2"
-    assert found["strategy"] == "mirrored"
+    result = what_runs(config, BATCHES, unread=["learning_rate", "lr_rule"])
+    assert result["optimizer"] == "SGD, learning rate 0.01"
+    assert result["no effect"] == "learning_rate, lr_rule: the recipe does not read them"
+    assert result["global batch"] == "64"
+    assert result["per-replica batch"] == "21 or 22"
+    assert result["steps per epoch"] == "2"
+    assert result["strategy"] == "mirrored"
 
 
 def test_table_shows_the_schedule_of_the_learning_rate() -> None:
@@ -49,20 +49,20 @@ def test_table_shows_the_schedule_of_the_learning_rate() -> None:
         assert "decay_steps 7" in words
     config = TrainConfig(learning_rate=0.1, lr_scaling="sqrt", lr_reference_batch=16)
     rule = schedules.polynomial(0.2, 9, warmup_steps=2, start=0.05)
-    found = what_runs(config, BATCHES, keras.optimizers.SGD(rule))
-    assert "Warmup: then (PolynomialDecay: initial_learning_rate 0.2, " in found["optimizer"]
-    assert found["learning rate"] == "constant, 0.2 (0.1 per 16 examples, sqrt)"
+    result = what_runs(config, BATCHES, keras.optimizers.SGD(rule))
+    assert "Warmup: then (PolynomialDecay: initial_learning_rate 0.2, " in result["optimizer"]
+    assert result["learning rate"] == "constant, 0.2 (0.1 per 16 examples, sqrt)"
 
 
 def test_batch_size_of_data_of_unknown_size() -> None:
     data = tf.data.Dataset.range(100).batch(64).filter(lambda row: True).map(lambda row: row)
-    found = what_runs(TrainConfig(), data)
-    assert found["global batch"] == "64 (the first batch)"
-    assert found["steps per epoch"] == "unknown until the end of the first epoch"
+    result = what_runs(TrainConfig(), data)
+    assert result["global batch"] == "64 (the first batch)"
+    assert result["steps per epoch"] == "unknown until the end of the first epoch"
     of_others = tf.data.Dataset.range(100).batch(48).map(lambda row: row[: tf.size(row)])
-    found = what_runs(TrainConfig(), of_others)
-    assert found["global batch"] == "48 (the first batch); batch_size is 64"
-    assert found["per-replica batch"] == "16"
+    result = what_runs(TrainConfig(), of_others)
+    assert result["global batch"] == "48 (the first batch); batch_size is 64"
+    assert result["per-replica batch"] == "16"
 
 
 def test_inspecting_the_data_keeps_their_order() -> None:

@@ -82,15 +82,15 @@ def gradients_before_each_sum(name: str, num_replicas: int, **options: Any) -> d
     Counts data and control dependencies on the same device. Sums of the same gradients count once.
     """
     graph = traced_step(name, num_replicas, DEPTH, **options)
-    found: dict[str, list[int]] = {}
+    results: dict[str, list[int]] = {}
     for operation in graph.get_operations():
         if operation.type.startswith(("CollectiveReduce", "HorovodGroupedAllreduce")):
-            counts = found.setdefault(operation.device, [])
+            counts = results.setdefault(operation.device, [])
             before = [one for one in ancestors(operation) if one.device == operation.device]
             number = sum(map(_is_gradient_of_variable, before))
             if counts[-1:] != [number]:
                 counts.append(number)
-    return found
+    return results
 
 
 def _is_gradient_of_variable(operation: tf.Operation) -> bool:

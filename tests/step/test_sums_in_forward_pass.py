@@ -16,9 +16,9 @@ def num_ops_visited(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
     original, visited = op_selector.get_backward_walk_ops, []
 
     def counting(*args: Any, **options: Any) -> Any:
-        found = original(*args, **options)
-        visited.extend(found)
-        return found
+        result = original(*args, **options)
+        visited.extend(result)
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(op_selector, "get_backward_walk_ops", counting)

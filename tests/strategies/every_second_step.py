@@ -34,14 +34,14 @@ class EverySecondStep(Towers):
         return super().run(on_replica)
 
     def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
-        found = super().gradients(tape, loss, sources)
+        result = super().gradients(tape, loss, sources)
         index = self._replica.index
         with tf.init_scope():
             counter = self._counters.setdefault(index, tf.Variable(0, trainable=False))
         is_second = counter.assign_add(1) % 2 == 0
         return [
             None if gradient is None else self._kept_until(is_second, index, k, gradient)
-            for k, gradient in enumerate(found)
+            for k, gradient in enumerate(result)
         ]
 
     def _kept_until(self, is_second: tf.Tensor, index: int, k: int, gradient: Any) -> tf.Tensor:

@@ -152,8 +152,8 @@ def test_last_batch_of_one_row_matches_one_device(devices: int, accumulate: int)
     trainer = tfdist.Trainer(
         build_model, "mirrored", devices, accumulate, sync_batch_norm=accumulate == 1
     )
-    found = trainer.fit(x, y, epochs=2, shuffle=False, **options)
-    assert_close(found.history, wanted.history)
+    result = trainer.fit(x, y, epochs=2, shuffle=False, **options)
+    assert_close(result.history, wanted.history)
     assert_same_weights(trainer.model, plain)
     assert_close(trainer.evaluate(x, y, **options), plain.evaluate(x, y, **options))
     assert_close(trainer.predict(x, **options), plain.predict(x, **options))

@@ -74,11 +74,11 @@ def _requirements() -> list[str]:
 
 def uses() -> dict[str, list[str]]:
     """Returns the private names that `tfdist/upstream` uses, each with the places of use."""
-    found: dict[str, list[str]] = {}
+    results: dict[str, list[str]] = {}
     for path in sorted(private_names.ALLOWED.rglob("*.py")):
         for line, _, name in private_names.private(ast.parse(path.read_text())):
-            found.setdefault(name, []).append(f"{path.relative_to(ROOT)}:{line}")
-    return found
+            results.setdefault(name, []).append(f"{path.relative_to(ROOT)}:{line}")
+    return results
 
 
 def compare(names: dict[str, list[str]], old: Path, new: Path) -> list[str]:
@@ -105,8 +105,8 @@ def definitions(names: Iterable[str], packages: Path) -> dict[str, Definitions]:
         names: Attributes (`_flatten_layers`), modules, or names in modules (`keras.src.backend`).
         packages: The `site-packages` folder with Keras and TensorFlow.
     """
-    found: dict[str, Definitions] = {name: set() for name in names}
-    attributes = {name for name in found if "." not in name}
+    results: dict[str, Definitions] = {name: set() for name in names}
+    attributes = {name for name in results if "." not in name}
     mentioned = re.compile(rf"\b({'|'.join(map(re.escape, sorted(attributes)))})\b")
     used = set[str]()
     for package in _PACKAGES:
@@ -117,13 +117,13 @@ def definitions(names: Iterable[str], packages: Path) -> dict[str, Definitions]:
                 continue
             used |= named
             for name, definition in _defined(ast.parse(text), named):
-                found[name].add(f"{path.relative_to(packages)}: {definition}")
+                results[name].add(f"{path.relative_to(packages)}: {definition}")
     for name in used:  # used in Python, but defined only in compiled code
-        found[name] = found[name] or {"compiled"}
-    for name in found.keys() - attributes:
+        results[name] = results[name] or {"compiled"}
+    for name in results.keys() - attributes:
         if (definition := _of_module(name, packages)) is not None:
-            found[name].add(definition)
-    return found
+            results[name].add(definition)
+    return results
 
 
 def _defined(tree: ast.AST, names: set[str], owner: str = "") -> Iterator[tuple[str, str]]:
@@ -165,10 +165,10 @@ def _of_module(name: str, packages: Path) -> str | None:
 
 def installed() -> Path:
     """Returns the folder of the packages that this Python imports."""
-    found = importlib.util.find_spec("keras")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parents[1]
+    result = importlib.util.find_spec("keras")
+    assert result is not None
+    assert result.origin is not None
+    return Path(result.origin).parents[1]
 
 
 def _site_packages(python: Path) -> Path:

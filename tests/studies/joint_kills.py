@@ -139,11 +139,11 @@ def num_unlisted(url: str) -> int:
             names = manifest.read(store.path(place))["files"]
             listed |= {f"{place.name}/{name}" for name in (manifest.NAME, *names)}
     if "://" in url:
-        found = {*buckets.remote(url).sizes()}
+        results = {*buckets.remote(url).sizes()}
     else:
         files = (path for path in Path(url).rglob("*") if path.is_file())
-        found = {path.relative_to(url).as_posix() for path in files}
-    return len(found - listed)
+        results = {path.relative_to(url).as_posix() for path in files}
+    return len(results - listed)
 
 
 def _write(file: Path, number: int) -> None:

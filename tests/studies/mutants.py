@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _import_libraries()
     for folder in options.folders:
         files = [ROOT / folder] if folder.endswith(".py") else sorted((ROOT / folder).rglob("*.py"))
-        found = [mutant for file in files for mutant in mutants_of(file)]
-        random.Random(options.seed).shuffle(found)
-        for mutant in found[: options.number]:
+        results = [mutant for file in files for mutant in mutants_of(file)]
+        random.Random(options.seed).shuffle(results)
+        for mutant in results[: options.number]:
             tests, seconds = plan.reaching(mutant.file, *mutant.lines)
             verdict = _try(mutant, tests, 30 + 4 * seconds, tree) if tests else "not run"
             survived += verdict == "survived"

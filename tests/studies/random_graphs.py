@@ -40,12 +40,12 @@ class Pool:
 
     def one(self, *dtypes: tf.DType, rank: int = 0) -> tf.Tensor:
         """Returns a tensor of one of some dtypes with at least some rank, rather a new one."""
-        found = [
+        results = [
             t
             for t in self.tensors
             if t.dtype in (dtypes or (tf.float64,)) and (t.shape.rank or 0) >= rank
         ]
-        return self.draw.choice(found[-5:] if self.draw.random() < 0.7 else found)
+        return self.draw.choice(results[-5:] if self.draw.random() < 0.7 else results)
 
     def axis(self, tensor: tf.Tensor) -> int:
         """Returns a random axis."""
@@ -294,10 +294,10 @@ def _controlled(pool: Pool) -> tf.Tensor:
 
 
 def _gradient(pool: Pool) -> tf.Tensor:
-    found = tf.gradients(pool.one(), pool.one())[0]
-    if found is None:
+    result = tf.gradients(pool.one(), pool.one())[0]
+    if result is None:
         raise ValueError("the one does not depend on the other")
-    return tf.convert_to_tensor(found)
+    return tf.convert_to_tensor(result)
 
 
 def _of_images(pool: Pool) -> tf.Tensor:

@@ -124,13 +124,13 @@ class Extra(layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         inner, reduced, outer, target = self.names
-        found = self.gate * OUTER[outer](REDUCED[reduced](INNER[inner](inputs)))
+        result = self.gate * OUTER[outer](REDUCED[reduced](INNER[inner](inputs)))
         if target == "outputs":
-            return inputs + found
+            return inputs + result
         if target == "state":
-            self.state.assign(0.9 * self.state + ops.sum(found))
+            self.state.assign(0.9 * self.state + ops.sum(result))
         else:
-            self.add_loss(ops.mean(found) if target == "mean loss" else 0.1 * ops.sum(found))
+            self.add_loss(ops.mean(result) if target == "mean loss" else 0.1 * ops.sum(result))
         return inputs
 
 
@@ -362,7 +362,7 @@ def differences_of(recipe: Recipe) -> list[str]:
 
     program = recipe.program()
     try:
-        found = engines.tfdist(program, *recipe.strategy)
+        result = engines.tfdist(program, *recipe.strategy)
     except TfdistError:
         # Optimizers of Keras fail in some models whose loss becomes NaN, also on one device.
         with contextlib.suppress(tf.errors.InvalidArgumentError):
@@ -372,7 +372,7 @@ def differences_of(recipe: Recipe) -> list[str]:
     # Without graphs, Keras needs a third of the time. But it drops the division by the weights if a
     # loss returns one number for a batch of one row, which it does not see in a graph.
     for eagerly in (True, False):
-        differences = [str(d) for d in compare(found, engines.plain(program, eagerly), program)]
+        differences = [str(d) for d in compare(result, engines.plain(program, eagerly), program)]
         if not differences:
             break
     return differences

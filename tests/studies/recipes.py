@@ -38,16 +38,16 @@ _HEADER = ("strategy", "recipe", "outcome", "process s", "GB")
 def main() -> int:
     """Runs what the flags say; returns 1 if a run failed, took too long or too much memory."""
     chosen = _flags()
-    found = [_row(name, strategy) for name in chosen.recipes for strategy in chosen.strategy]
-    tables.numbers(_HEADER, found, num_names=3, title="all runs")
-    ended = [row for row in found if row[2] == "ended"]
+    results = [_row(name, strategy) for name in chosen.recipes for strategy in chosen.strategy]
+    tables.numbers(_HEADER, results, num_names=3, title="all runs")
+    ended = [row for row in results if row[2] == "ended"]
     worst = [
         (strategy, str(len(rows)), *(max((row[i] for row in rows), key=float) for i in (3, 4)))
         for strategy in chosen.strategy
         if (rows := [row for row in ended if row[0] == strategy])
     ]
     tables.numbers(("strategy", "ended", "most process s", "most GB"), worst, title="worst")
-    return int(any(not row[2].startswith(("ended", "refused")) for row in found))
+    return int(any(not row[2].startswith(("ended", "refused")) for row in results))
 
 
 def _row(name: str, strategy: str) -> tuple[str, str, str, str, str]:

@@ -11,5 +11,5 @@ from tests.studies.random_graphs import errors_of
     "numbers", [range(20), pytest.param(range(20, 500), marks=pytest.mark.long)]
 )
 def test_classes_agree_with_values(numbers: range) -> None:
-    found = {number: errors_of(0, number) for number in numbers}
-    assert not {number: errors for number, errors in found.items() if errors}
+    results = {number: errors_of(0, number) for number in numbers}
+    assert not {number: errors for number, errors in results.items() if errors}

@@ -23,8 +23,8 @@ for command in commands:
 
 def packages_that_run(package: str) -> list[str]:
     """Returns the dotted names of all subpackages that `python -m` can run."""
-    found = sorted((ROOT / package).glob("*/__main__.py"))
-    return [f"{package}.{path.parent.name}" for path in found]
+    results = sorted((ROOT / package).glob("*/__main__.py"))
+    return [f"{package}.{path.parent.name}" for path in results]
 
 
 def help_without_tensorflow(*commands: str) -> str:

@@ -7,11 +7,11 @@ import tensorflow as tf
 
 def ancestors(operation: tf.Operation) -> set[tf.Operation]:
     """Returns all ops that an op depends on, by data or by control edges."""
-    found: set[tf.Operation] = set()
+    results: set[tf.Operation] = set()
     waiting = [operation]
     while waiting:
         one = waiting.pop()
-        new = ({tensor.op for tensor in one.inputs} | set(one.control_inputs)) - found
+        new = ({tensor.op for tensor in one.inputs} | set(one.control_inputs)) - results
         waiting += new
-        found |= new
-    return found
+        results |= new
+    return results

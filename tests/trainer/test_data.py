@@ -125,8 +125,8 @@ def test_fit_calls_with_and_without_sample_weights() -> None:
     build_model = functools.partial(build, weighted_metrics=["mae"])
     trainer, plain = mirrored(build_model), build_model()
     for weights in (None, np.arange(15.0), None):
-        found = trainer.fit(**FIT, sample_weight=weights)
-        assert_close(found.history, plain.fit(**FIT, sample_weight=weights).history)
+        result = trainer.fit(**FIT, sample_weight=weights)
+        assert_close(result.history, plain.fit(**FIT, sample_weight=weights).history)
     assert_same_weights(trainer.model, plain)
 
 
@@ -208,8 +208,8 @@ def trained_by_keras() -> keras.Model:
 @pytest.mark.parametrize("form", FORMS)
 def test_probing_the_first_batch_does_not_consume_it(form: str) -> None:
     trainer, plain = mirrored(build_with_loss), trained_by_keras()
-    found = trainer.fit(FORMS[form](X, Y), shuffle=False, verbose=0)
-    assert_close(found.history, plain.history.history)
+    result = trainer.fit(FORMS[form](X, Y), shuffle=False, verbose=0)
+    assert_close(result.history, plain.history.history)
     assert_same_weights(trainer.model, plain)
 
 

@@ -116,8 +116,8 @@ def test_overridden_methods_are_honored(
         loss = runner.evaluate(WORDS, LENGTHS, **options)
         return [dict(history), loss, runner.predict(WORDS, **options), *model.get_weights()]
 
-    found = numbers(trainer, trainer.model)
-    assert_close(found, numbers(plain, plain))
+    result = numbers(trainer, trainer.model)
+    assert_close(result, numbers(plain, plain))
     assert trainer.model.epochs_seen == 2
     assert trainer.strategy.num_replicas == len(replica_weights(trainer.model))
-    assert_close(trainer.model.predict(WORDS, verbose=0), found[2])
+    assert_close(trainer.model.predict(WORDS, verbose=0), result[2])

@@ -44,15 +44,15 @@ def test_nothing_stays_patched(strategy: str) -> None:
 
 
 def test_remat_is_exact_within_calls() -> None:
-    found: list[Any] = []
+    results: list[Any] = []
 
     class Recorder(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            found.append(core.remat)
+            results.append(core.remat)
 
     before = core.remat
     Trainer(build, "one_device").fit(**FIT, callbacks=[Recorder()])
-    assert before not in found
+    assert before not in results
     assert core.remat is before
 
 

@@ -128,8 +128,8 @@ def test_model_recompiled_between_fits_matches_keras(strategy: str, num_replicas
         return history
 
     trainer, alone = Trainer(build, strategy, devices=num_replicas), build()
-    found = fit_twice(trainer.model, trainer.fit)
-    assert_close(found, fit_twice(alone, alone.fit))
+    result = fit_twice(trainer.model, trainer.fit)
+    assert_close(result, fit_twice(alone, alone.fit))
     assert_same_weights(trainer.model, alone)
     assert steps(trainer.model) == steps(alone) == 6
 

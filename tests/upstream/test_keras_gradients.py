@@ -146,12 +146,12 @@ def test_keras_is_as_before_afterwards() -> None:
 def test_eager_layer_has_the_gradients_of_its_variables(kind: type) -> None:
     layer, x = kind(), tf.constant([[1.0, 2.0, 4.0], [3.0, -1.0, 0.5]])
     layer.build(x.shape)
-    found = []
+    results = []
     for context in (nullcontext(), gradients_in_closed_form()):
         with context, tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(x) * x)
-        found.append(tape.gradient(loss, [v.value for v in layer.trainable_variables]))
-    for ours, keras_gradient in zip(*reversed(found), strict=True):
+        results.append(tape.gradient(loss, [v.value for v in layer.trainable_variables]))
+    for ours, keras_gradient in zip(*reversed(results), strict=True):
         np.testing.assert_allclose(ours, keras_gradient, rtol=1e-5)
 
 
@@ -160,5 +160,5 @@ def test_arrays_are_accepted(name: str) -> None:
     function, scales = FUNCTIONS[name]
     x = np.random.default_rng(7).normal(size=(3, 4, WIDTH))
     with gradients_in_closed_form():
-        found = function(x, *scales)
-    np.testing.assert_allclose(found, function(x, *scales), rtol=1e-11, atol=1e-11)
+        result = function(x, *scales)
+    np.testing.assert_allclose(result, function(x, *scales), rtol=1e-11, atol=1e-11)

@@ -26,9 +26,9 @@ def test_user_tape_gets_gradients_of_sharded_weights(division: Any) -> None:
             tape.watch(x)
             loss = tf.reduce_sum(layer(x) ** 2)
         unused = keras.Variable(1.0)
-        found = tape.gradient(loss, [layer.kernel, layer.bias.value, x, unused])
-        assert found.pop() is None
-        return [keras.ops.convert_to_numpy(gradient) for gradient in found]
+        result = tape.gradient(loss, [layer.kernel, layer.bias.value, x, unused])
+        assert result.pop() is None
+        return [keras.ops.convert_to_numpy(gradient) for gradient in result]
 
     wanted = gradients()
     divide(layer.kernel, division, ["CPU:0", "CPU:1"], keep_whole=False)

@@ -31,8 +31,8 @@ def documents(*arguments: str) -> dict[str, dict[str, Any]]:
 
 def manifest(*flags: str) -> dict[str, Any]:
     """Returns the manifest of the job."""
-    found = documents(*flags, *COMMAND)
-    (job,) = (one for kind, one in found.items() if kind not in ("Secret", "NetworkPolicy"))
+    result = documents(*flags, *COMMAND)
+    (job,) = (one for kind, one in result.items() if kind not in ("Secret", "NetworkPolicy"))
     return job
 
 
@@ -101,8 +101,8 @@ def mounts(found: Any) -> Iterator[dict[str, str]]:
 def test_every_pod_mounts_the_folders_of_the_training_command(
     kind: str, flags: list[str], wanted: dict[str, str], added: str
 ) -> None:
-    found = documents("--print-k8s", kind, *flags)
-    (job,) = (document for name, document in found.items() if name.lower() == kind)
+    result = documents("--print-k8s", kind, *flags)
+    (job,) = (document for name, document in result.items() if name.lower() == kind)
     jsonschema.validate(job, JOBS[kind])
     mounted = list(mounts(job))
     assert mounted
@@ -146,10 +146,10 @@ def test_placeholders_have_comments(kind: str) -> None:
         lines = (line.strip(" -").split("  # ") for line in text.splitlines() if "  # " in line)
         return dict(lines)
 
-    found = commented()
-    assert "ReadWriteMany" in found["claimName: tfdist-runs"]
-    assert "data" in found["claimName: tfdist-data"]
-    assert "Dockerfile" in found["image: REGISTRY/tfdist:TAG"]
+    result = commented()
+    assert "ReadWriteMany" in result["claimName: tfdist-runs"]
+    assert "data" in result["claimName: tfdist-data"]
+    assert "Dockerfile" in result["image: REGISTRY/tfdist:TAG"]
     assert not any("image" in line for line in commented("--image", "hub/tfdist:1"))
 
 
@@ -273,8 +273,8 @@ def test_hostile_arguments_reach_the_program_unchanged(text: str, tmp_path: Any)
     _, printed = run_script(tmp_path, script, codes=[0])
     assert printed.split("|")[-2] == text.replace("\r", "\n")  # as Python reads text
     assert not (tmp_path / "P").exists()
-    found = documents("--print-k8s", "tfjob", "--", "run", text)["TFJob"]
-    container = found["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
+    result = documents("--print-k8s", "tfjob", "--", "run", text)["TFJob"]
+    container = result["spec"]["tfReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     # The kubelet expands $(NAME), and replaces $$ by $.
     assert container["command"] == ["run", text.replace("$", "$$")]
 
@@ -289,9 +289,9 @@ def test_slurm_script_creates_a_new_secret(tmp_path: Any) -> None:
     shows = script.replace("run\n", f'run; echo "${messages.SECRET}" >> seen\n')
     for _ in range(2):
         run_script(tmp_path, shows, [0])
-    found = (tmp_path / "seen").read_text().split()
-    assert [len(secret) for secret in found] == [64, 64]
-    assert len(set(found)) == 2
+    result = (tmp_path / "seen").read_text().split()
+    assert [len(secret) for secret in result] == [64, 64]
+    assert len(set(result)) == 2
 
 
 def test_slurm_script_has_its_directives_first() -> None:

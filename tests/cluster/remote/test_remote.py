@@ -66,8 +66,8 @@ def differences(strategy: str, name: str) -> list[str]:
     from tests.conformance import engines
 
     case = CASES[name]
-    found = engines.tfdist(case, strategy, 2)
-    return [*map(str, results.compare(found, engines.one_device(case), case))]
+    result = engines.tfdist(case, strategy, 2)
+    return [*map(str, results.compare(result, engines.one_device(case), case))]
 
 
 def weights_of_stages() -> tuple[list[str], dict[str, str]]:
@@ -128,7 +128,7 @@ def messages() -> list[str]:
     from tfdist.errors import TfdistError
 
     here, there = servers.devices(2)
-    found = []
+    results = []
     for name, devices in (
         ("mirrored", [here, there]),
         ("towers", [here, here]),
@@ -137,10 +137,10 @@ def messages() -> list[str]:
     ):
         try:
             strategies.create(name, devices)
-            found.append("not refused")
+            results.append("not refused")
         except TfdistError as error:
-            found.append(str(error))
-    return found
+            results.append(str(error))
+    return results
 
 
 def test_functions_read_what_was_assigned_before(client: AnsweringPool) -> None:
@@ -312,13 +312,13 @@ def test_mesh_counts_names_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> 
     second = cluster.Cluster(rank=1, size=2, source="test")
     monkeypatch.setattr(cluster, "started_together", lambda: second)
     names = [f"host-{number}:2222/GPU:0" for number in range(4)]
-    found = strategies._on_mesh("data=2,pipeline=2", None, names, {})
-    assert found[:2] == ("pipeline", names)
+    result = strategies._on_mesh("data=2,pipeline=2", None, names, {})
+    assert result[:2] == ("pipeline", names)
     with pytest.raises(ConfigurationError, match="has 2 devices in each of 2 processes, but"):
         strategies._on_mesh("data=2,pipeline=2", None, names[:2], {})
     # Names without a host are those of each process.
-    found = strategies._on_mesh("data=2,pipeline=2", None, ["CPU:0", "CPU:1"], {})
-    assert found[1] == ["CPU:0", "CPU:1"]
+    result = strategies._on_mesh("data=2,pipeline=2", None, ["CPU:0", "CPU:1"], {})
+    assert result[1] == ["CPU:0", "CPU:1"]
 
 
 def memory(strategy: str) -> tuple[float, float]:

@@ -79,9 +79,9 @@ def test_no_verdict_while_all_workers_are_well(other: Report) -> None:
     ],
 )
 def test_verdict_names_the_lost_worker(other: Report, reason: str) -> None:
-    found = verdict([other, report(0)], SECONDS)
-    assert found is not None
-    first, *table = found.splitlines()
+    result = verdict([other, report(0)], SECONDS)
+    assert result is not None
+    first, *table = result.splitlines()
     assert first == f"rank 1 on host1 (pid 71) {reason}"
     assert table[0] == (
         "  rank 0 on host0 (pid 70): running; reached step 5 1 s ago; last report 0 s ago"
@@ -91,18 +91,18 @@ def test_verdict_names_the_lost_worker(other: Report, reason: str) -> None:
 
 def test_verdict_names_the_worker_that_holds_up_the_others() -> None:
     reports = [report(0, idle=101), report(1, idle=102, **BEHIND), report(2, idle=101)]
-    found = verdict(reports, SECONDS)
-    assert found is not None
-    assert found.startswith(
+    result = verdict(reports, SECONDS)
+    assert result is not None
+    assert result.startswith(
         "rank 1 on host1 (pid 71) is alive, but has kept the others waiting for 100 s. "
         "It reached step 4, not step 5.\n"
     )
 
 
 def test_verdict_if_no_worker_makes_progress() -> None:
-    found = verdict([report(0, idle=101), report(1, idle=102)], SECONDS)
-    assert found is not None
-    assert found.startswith(
+    result = verdict([report(0, idle=101), report(1, idle=102)], SECONDS)
+    assert result is not None
+    assert result.startswith(
         "No rank has made progress beyond step 5 for 100 s, although all are alive.\n"
     )
 
@@ -115,9 +115,9 @@ def test_silent_worker_is_not_reported_as_alive(missed: dict[str, bool]) -> None
 
 
 def test_worker_that_never_reported_is_named() -> None:
-    found = verdict([report(0, idle=101), Report(rank=1)], SECONDS)
-    assert found is not None
-    assert found.startswith("rank 1 never reported, and the others have waited for 100 s.\n")
+    result = verdict([report(0, idle=101), Report(rank=1)], SECONDS)
+    assert result is not None
+    assert result.startswith("rank 1 never reported, and the others have waited for 100 s.\n")
 
 
 def test_no_verdict_while_a_worker_is_outside_of_a_call() -> None:
@@ -161,8 +161,8 @@ def test_hundred_failures_among_thousands_give_one_short_verdict() -> None:
     reports = many(4096)
     for rank in range(1000, 1100):
         reports[rank] = report(rank, host=f"node{rank // 8}", connected=False, silent=11, **BEHIND)
-    found = str(verdict(reports, SECONDS))
-    first, host, *_, usual = lines = found.splitlines()
+    result = str(verdict(reports, SECONDS))
+    first, host, *_, usual = lines = result.splitlines()
     assert first.startswith("rank 1000 on node125 (pid 1070) died: its connection closed")
     assert first.endswith("99 more died, on 13 hosts in total.")
     assert usual == "  3996 ranks on 500 hosts: running; reached step 5"
@@ -210,9 +210,9 @@ def test_silence_is_reported_within_half_a_minute_at_any_size() -> None:
     ],
 )
 def test_rank_0_is_judged_by_the_others(rank_0: Report, reason: str | None) -> None:
-    found = verdict_on_rank_0(rank_0, report(1), SECONDS, 2)
-    assert (found is None) == (reason is None)
-    assert (reason or "") in (found or "")
+    result = verdict_on_rank_0(rank_0, report(1), SECONDS, 2)
+    assert (result is None) == (reason is None)
+    assert (reason or "") in (result or "")
 
 
 def test_suspended_time_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

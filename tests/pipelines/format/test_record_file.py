@@ -44,9 +44,9 @@ def test_tensorflow_and_pipelines_read_each_other(
     dataset = tf.data.TFRecordDataset(str(by_pipelines), compression)
     assert list(dataset.as_numpy_iterator()) == data
     for path in (by_pipelines, by_tensorflow):
-        found = list(record_file.records(path, compression))
-        assert [record.data for record in found] == data
-        assert all(record.problem is None for record in found)
+        results = list(record_file.records(path, compression))
+        assert [record.data for record in results] == data
+        assert all(record.problem is None for record in results)
         if data:
             assert record_file.compression_of(path) == compression
 
@@ -97,11 +97,11 @@ def test_one_changed_byte_loses_one_record(tmp_path: Path) -> None:
         changed = bytearray(intact)
         changed[byte] ^= 255
         path.write_bytes(changed)
-        found = list(record_file.records(path))
+        results = list(record_file.records(path))
         number = next(i for i in reversed(range(1, 6)) if byte >= STARTS[i] - STARTS[1])
-        bad = [record.offset for record in found if record.problem]
+        bad = [record.offset for record in results if record.problem]
         assert bad == [STARTS[number] - STARTS[1]]
-        sound = [record.data for record in found if not record.problem]
+        sound = [record.data for record in results if not record.problem]
         assert sound == [data for i, data in enumerate(DATA) if i not in (0, number)]
 
 
@@ -111,11 +111,11 @@ def test_truncated_file_keeps_its_intact_records(tmp_path: Path, compression: Co
     intact = path.read_bytes()
     for num_bytes in range(1, len(intact)):
         path.write_bytes(intact[:num_bytes])
-        found = list(record_file.records(path, compression))
-        sound = [record.data for record in found if record.problem is None]
+        results = list(record_file.records(path, compression))
+        sound = [record.data for record in results if record.problem is None]
         assert sound == DATA[: len(sound)]
         at_boundary = compression == "" and num_bytes in STARTS
-        assert (found[-1].problem is None) == at_boundary
+        assert (results[-1].problem is None) == at_boundary
 
 
 def test_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
@@ -154,10 +154,10 @@ def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
                 case _:
                     changed[at : at + 20] = changed[:20]
         path.write_bytes(changed)
-        found = list(record_file.records(path))
-        sound = [record.data for record in found if record.problem is None]
+        results = list(record_file.records(path))
+        sound = [record.data for record in results if record.problem is None]
         assert set(sound) <= set(DATA)
-        noticed = any(record.problem for record in found) or len(sound) != len(DATA)
+        noticed = any(record.problem for record in results) or len(sound) != len(DATA)
         assert noticed or sound == DATA
 
 

@@ -22,8 +22,8 @@ def index(folder: Path, *flags: str) -> int:
 
 
 def features(folder: Path) -> dict[str, tuple[object, ...]]:
-    found = pipelines.load_index(folder).features
-    return {f.name: (f.dtype, f.shape, f.encoding) for f in found}
+    result = pipelines.load_index(folder).features
+    return {f.name: (f.dtype, f.shape, f.encoding) for f in result}
 
 
 RECORDS = [
@@ -61,9 +61,9 @@ def test_features_are_inferred(tmp_path: Path, compression: str) -> None:
         "text": ("string", (), "bytes"),
         "vector": ("int64", (None,), "list"),
     }
-    found = pipelines.load_index(tmp_path)
-    assert [shard.num_records for shard in found.shards] == [4, 2]
-    assert not offsets.mismatches(tmp_path, found)
+    result = pipelines.load_index(tmp_path)
+    assert [shard.num_records for shard in result.shards] == [4, 2]
+    assert not offsets.mismatches(tmp_path, result)
     labels = [int(i) for batch in pipelines.read(tmp_path, 4) for i in batch["label"]]
     assert sorted(labels) == list(range(6))
 
@@ -122,9 +122,9 @@ def test_empty_shards_hold_nothing(tmp_path: Path) -> None:
     by_hand.write(tmp_path / "a-0.tfrecord", RECORDS, "GZIP")
     (tmp_path / "a-1.tfrecord").touch()
     assert index(tmp_path) == 0
-    found = pipelines.load_index(tmp_path)
-    assert [shard.num_records for shard in found.shards] == [6, 0]
-    assert found.compression == "GZIP"
+    result = pipelines.load_index(tmp_path)
+    assert [shard.num_records for shard in result.shards] == [6, 0]
+    assert result.compression == "GZIP"
 
 
 def foreign(folder: Path) -> None:

@@ -53,12 +53,12 @@ def test_every_image_is_packed_once(source: Path, tmp_path: Path, compression: s
     assert (offsets.OFFSETS_NAME in files(tmp_path / "packed")) == (compression == "none")
     assert [shard.num_records for shard in index.shards] == [8, 8, 7, 7]
     assert {f.name: f.label_names for f in index.features}["label"] == ("cat", "dog")
-    found = sorted(examples(tmp_path / "packed"), key=lambda example: example["file"][-7:])
-    for number, example in enumerate(found):
+    results = sorted(examples(tmp_path / "packed"), key=lambda example: example["file"][-7:])
+    for number, example in enumerate(results):
         assert example["label"] == number % 2
         expected = pictures.pixels(number, width=24 + number % 3)
         assert (example["image"] == expected).all()
-    assert len(found) == NUM_IMAGES
+    assert len(results) == NUM_IMAGES
 
 
 def test_seed_decides_the_order(source: Path, tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def test_folders_of_splits_are_no_classes(
     tmp_path: Path, train: str, other: str, split: str
 ) -> None:
     write(tmp_path, f"{train}/cat", f"{train}/dog", f"{other}/cat", f"{other}/dog")
-    found = {name: str(path.relative_to(tmp_path)) for name, path in
+    results = {name: str(path.relative_to(tmp_path)) for name, path in
              pipelines.find_splits(tmp_path).items()}  # fmt: skip
-    assert found == {"train": train, split: other}
+    assert results == {"train": train, split: other}
     with pytest.raises(DataError, match=f"the splits train, {split}; .*--split train or"):
         opened.source(tmp_path)
     assert classes(tmp_path, split="TRAINING") == ("cat", "dog")

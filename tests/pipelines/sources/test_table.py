@@ -29,10 +29,10 @@ def test_csv_with_class_names(tmp_path: Path) -> None:
         "seen": ("string", (), "bytes"),
     }
     assert source.features[2].label_names == ("cat", "dog")
-    found = opened.examples(source, [2, 1])
-    assert [e["height"] for e in found] == [0.1, 2.25]
-    assert [e["species"] for e in found] == [0, 1]
-    assert found[1]["seen"] == b"2021-01-02"
+    result = opened.examples(source, [2, 1])
+    assert [e["height"] for e in result] == [0.1, 2.25]
+    assert [e["species"] for e in result] == [0, 1]
+    assert result[1]["seen"] == b"2021-01-02"
 
 
 GAPS = "n,word\n1,a\n,b\n3,\n4,NA\n"
@@ -51,8 +51,8 @@ def test_empty_cells_are_filled_or_their_rows_dropped(tmp_path: Path) -> None:
 def test_folder_of_tables_and_tabs(tmp_path: Path) -> None:
     for i in range(3):
         (tmp_path / f"{i}.tsv").write_text(f"x\ty\n{i}\tname {i}\n")
-    found = opened.examples(opened.source(tmp_path))
-    assert [(e["x"], e["y"]) for e in found] == [(i, b"name %d" % i) for i in range(3)]
+    result = opened.examples(opened.source(tmp_path))
+    assert [(e["x"], e["y"]) for e in result] == [(i, b"name %d" % i) for i in range(3)]
 
 
 def test_parquet_types(tmp_path: Path) -> None:

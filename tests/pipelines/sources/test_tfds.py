@@ -96,9 +96,9 @@ def expect(example: dict[str, Any]) -> None:
 def test_every_feature_is_restored(data_dir: Path) -> None:
     source = opened.source("tfds:tiny_digits", data_dir=str(data_dir))
     assert opened.features(source)["image"] == ("uint8", (8, 8, 1), "png")
-    found = opened.examples(source)
-    assert sorted(int(e["number"]) for e in found) == list(range(NUM_TRAIN))
-    for example in found:
+    result = opened.examples(source)
+    assert sorted(int(e["number"]) for e in result) == list(range(NUM_TRAIN))
+    for example in result:
         expect(example)
 
 
@@ -126,10 +126,10 @@ def test_existing_shards_are_indexed_and_read_in_place(data_dir: Path, tmp_path:
     shards = data_dir / "tiny_digits" / "1.0.0"
     command = [str(shards), "--files", "*-train*", "--to", str(tmp_path), "--num-workers", "1"]
     assert index(command) == 0
-    found = {f.name: f for f in pipelines.load_index(tmp_path).features}
-    assert found["label"].label_names[3] == "digit 3"
-    assert found["matrix"].shape == (2, 3)
-    assert found["packed"].encoding == "raw"
+    results = {f.name: f for f in pipelines.load_index(tmp_path).features}
+    assert results["label"].label_names[3] == "digit 3"
+    assert results["matrix"].shape == (2, 3)
+    assert results["packed"].encoding == "raw"
     for batch in pipelines.read(tmp_path, 8).as_numpy_iterator():
         for row in range(len(batch["number"])):
             expect({name: values[row] for name, values in batch.items()})

@@ -270,16 +270,16 @@ def test_reads_only_the_needed_rows_of_a_table() -> None:
     @tf.function(autograph=False)
     def look_up(indices: tf.Tensor) -> tuple[tf.Tensor, Any]:
         with tf.GradientTape() as tape:
-            found = table(indices)
-        return found, tape.gradient(found, table.weights[0].value)
+            result = table(indices)
+        return result, tape.gradient(result, table.weights[0].value)
 
     indices = tf.constant([[1, -1], [4, 1]])
     with fetch_rows_only():
         kinds = operations(look_up, indices)
     assert "ResourceGather" in kinds
     assert "ReadVariableOp" not in kinds
-    found, gradient = look_up(indices)
-    np.testing.assert_array_equal(found, table(indices))
+    result, gradient = look_up(indices)
+    np.testing.assert_array_equal(result, table(indices))
     np.testing.assert_array_equal(gradient.indices, [1, 5, 4, 1])
 
 

@@ -23,11 +23,11 @@ def test_cut_is_optimal(first: list[int], data: st.DataObject) -> None:
     num_runs = data.draw(st.integers(1, len(allowed) + 1))
     in_each = st.lists(st.integers(0, 20), min_size=len(first), max_size=len(first))
     costs = [first, *(data.draw(in_each) for _ in range(num_runs - 1))]
-    found = balanced_cuts(costs, allowed)
-    assert found == sorted(found)
-    assert set(found) <= set(allowed)
+    result = balanced_cuts(costs, allowed)
+    assert result == sorted(result)
+    assert set(result) <= set(allowed)
     candidates = itertools.combinations(allowed, num_runs - 1)
-    assert largest_cost(costs, found) == min(
+    assert largest_cost(costs, result) == min(
         largest_cost(costs, candidate) for candidate in candidates
     )
 

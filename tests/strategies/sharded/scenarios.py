@@ -30,7 +30,7 @@ def run(folder: str) -> dict[str, Any]:
     """Runs all scenarios, and returns their results."""
     strategy = Sharded(smallest=2)
     resumed = resume_from_another_strategy(strategy, Path(folder, "checkpoints"))
-    found = {
+    results = {
         "callbacks": chief_callbacks.writes_and_restores(strategy),
         "on rank 0": use_model_on_rank_0(strategy, Path(folder, "model.keras")),
         "error": read_model_on_rank_1(strategy),
@@ -43,7 +43,7 @@ def run(folder: str) -> dict[str, Any]:
     }
     if tfdist.is_chief():  # the other rank is done
         resumed.model.save(Path(folder, "resumed.keras"))
-    return found
+    return results
 
 
 def resume_from_another_strategy(strategy: Strategy, folder: Path) -> Trainer:

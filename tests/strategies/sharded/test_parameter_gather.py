@@ -21,15 +21,15 @@ _LAYER_BYTES = 4 * (_UNITS * _UNITS + _UNITS)
 @pytest.fixture
 def gathers(monkeypatch: pytest.MonkeyPatch) -> list[list[tf.Tensor]]:
     """Notes the tensors of each bucket that is gathered."""
-    found: list[list[tf.Tensor]] = []
+    results: list[list[tf.Tensor]] = []
     together = parameter_gather.joined_together
 
     def join(*args: Any) -> list[tf.Tensor]:
-        found.append([tf.identity(whole) for whole in together(*args)])
-        return found[-1]
+        results.append([tf.identity(whole) for whole in together(*args)])
+        return results[-1]
 
     monkeypatch.setattr(parameter_gather, "joined_together", join)
-    return found
+    return results
 
 
 def _trace(bucket_bytes: int) -> tf.Graph:
@@ -73,7 +73,7 @@ def test_at_most_three_buckets_are_whole(num_layers: int, gathers: list[list[tf.
 
 def _uses(tensor: tf.Tensor) -> set[tf.Operation]:
     """Returns the operations that compute with a tensor or a copy of it."""
-    found = set()
+    results = set()
     for use in tensor.consumers():
-        found |= _uses(use.outputs[0]) if use.type == "Identity" else {use}
-    return found
+        results |= _uses(use.outputs[0]) if use.type == "Identity" else {use}
+    return results

@@ -26,7 +26,7 @@ def kinds(found: Layout) -> list[str]:
 
 
 def test_row_split_follows_column_split() -> None:
-    found = planned(
+    result = planned(
         keras.Input((8, 8, 3)),
         layers.Conv2D(8, 3, activation="relu"),
         layers.MaxPooling2D(),
@@ -36,18 +36,18 @@ def test_row_split_follows_column_split() -> None:
         layers.Dense(6, activation="tanh"),
         layers.Dense(1),
     )
-    assert kinds(found) == ["column", "row", "column", "column", "row"]
+    assert kinds(result) == ["column", "row", "column", "column", "row"]
 
 
 def test_groups_and_depths_have_their_own_inputs() -> None:
-    found = planned(
+    result = planned(
         keras.Input((8, 8, 4)),
         layers.Conv2D(6, 3, groups=2),
         layers.DepthwiseConv2D(3, depth_multiplier=2),
         layers.Conv2D(5, 1),
     )
-    assert kinds(found) == ["channels", "channels", "row"]
-    assert found.splits[1].cuts[1].division.sizes == [6, 6]  # two per channel
+    assert kinds(result) == ["channels", "channels", "row"]
+    assert result.splits[1].cuts[1].division.sizes == [6, 6]  # two per channel
 
 
 def test_unsupported_layers_are_not_split() -> None:
@@ -57,8 +57,8 @@ def test_unsupported_layers_are_not_split() -> None:
     hidden = layers.TimeDistributed(layers.Dense(6))(hidden)
     hidden = layers.LSTM(6)(hidden)
     model = keras.Model(inputs, layers.Dense(1)(hidden))
-    found = layout(model, [], 2, None, 1)
-    assert kinds(found) == ["row"] or [s.layer.name for s in found.splits] == []
+    result = layout(model, [], 2, None, 1)
+    assert kinds(result) == ["row"] or [s.layer.name for s in result.splits] == []
     assert not splits.ways(layers.Dense(1), 2)  # not built
     assert layout(model, [keras.optimizers.Lamb()], 2, None, 1).reason_whole is not None
 
@@ -73,8 +73,8 @@ def test_layers_that_share_a_weight_are_not_split() -> None:
 
 def test_rules_select_axes_of_weights() -> None:
     stack = [keras.Input((4,)), layers.Dense(6, name="up"), layers.Dense(4, name="down")]
-    found = planned(*stack, rules={"up/kernel": ("model", None)})
-    assert [(s.layer.name, s.kind) for s in found.splits] == [("up", "row")]
+    result = planned(*stack, rules={"up/kernel": ("model", None)})
+    assert [(s.layer.name, s.kind) for s in result.splits] == [("up", "row")]
     with pytest.raises(ConfigurationError, match="no weight that can be split has a path"):
         planned(*stack, rules={"over/kernel": ("model", None)})
     with pytest.raises(ConfigurationError, match=r"cuts axis 0, 1 of .*split along axis 1 \(col"):

@@ -41,9 +41,9 @@ def test_equals_one_device(name: str, devices: int) -> None:
         accumulate=case.accumulate,
         sync_batch_norm=case.sync_batch_norm,
     )
-    found = engines.by_trainer(case, trainer)
+    result = engines.by_trainer(case, trainer)
     assert "by vocabulary" in trainer.describe()["split"]
-    assert not results.compare(found, engines.one_device(case), case)
+    assert not results.compare(result, engines.one_device(case), case)
 
 
 class Renamed(layers.ReversibleEmbedding):

@@ -17,16 +17,16 @@ _WIDTH = 90
 def main() -> int:
     """Runs what the flags say; returns 1 if an attack was not answered as expected."""
     chosen = _flags()
-    found = list(_rows(chosen.what, chosen.strategy))
+    results = list(_rows(chosen.what, chosen.strategy))
     tables.numbers(
         ("attack", "expected", "seen", "as expected"),
         [
             (row.attack, row.expected, row.seen[:_WIDTH], "yes" if row.passed else "NO")
-            for row in found
+            for row in results
         ],
         num_names=4,
     )
-    return int(not all(row.passed for row in found))
+    return int(not all(row.passed for row in results))
 
 
 def _rows(what: list[str], strategies: list[str]) -> Iterator[table.Row]:

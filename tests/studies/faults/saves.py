@@ -82,12 +82,12 @@ def run(
         delay = random.uniform(0, longest_delay)
         moment = Moment("save", 0, "save", int(random.integers(1, 5)), delay)
         child = Forked(lambda report: save_forever(place, sizes, report), {}, folder / "log")
-        found = _until(child, moment)
+        result = _until(child, moment)
         child.signal(signal.SIGKILL)
         while not child.ended():
             time.sleep(0.001)
         assert child.code == -signal.SIGKILL, (folder / "log").read_text()[-2000:]
-        step, damaged, torn, left = found
+        step, damaged, torn, left = result
         if number:
             counts["kills"] += 1
             counts["whole"] += int(damaged == 0 and (step > 0 or last_saved == 0))

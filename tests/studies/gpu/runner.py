@@ -93,10 +93,10 @@ def _reported(output: str) -> dict[str, Any]:
     """Returns the JSON object in the last line of an output, if it is one."""
     last = output.strip().rpartition("\n")[2]
     try:
-        found = json.loads(last)
+        result = json.loads(last)
     except json.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return result if isinstance(result, dict) else {}
 
 
 def table(results: list[Result], host: Host) -> Table:

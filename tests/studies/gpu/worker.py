@@ -131,8 +131,8 @@ def precision(chosen: argparse.Namespace) -> Outcome:
         trainer = tfdist.Trainer(
             _small_network, strategy=strategy, devices=chosen.devices, precision=policy
         )
-        found = trainer.fit(x, y, **fit).history["loss"]
-        differences[policy] = float(np.max(np.abs(np.subtract(found, expected) / expected)))
+        result = trainer.fit(x, y, **fit).history["loss"]
+        differences[policy] = float(np.max(np.abs(np.subtract(result, expected) / expected)))
     passed = all(differences[policy] <= limit for policy, limit in _TOLERANCES.items())
     shown = ", ".join(f"{policy} {size:.1g}" for policy, size in differences.items())
     return Outcome(passed, f"losses differ by {shown}", {"differences": differences})
@@ -169,15 +169,15 @@ def determinism(chosen: argparse.Namespace) -> Outcome:
     """Trains twice in separate processes, and compares the weights bitwise."""
     command = [sys.executable, "-m", "tests.studies.gpu.worker", "fingerprint"]
     command += ["--devices", str(chosen.devices), *(["--rehearse"] if chosen.rehearse else [])]
-    found = []
+    results = []
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         if done.returncode:
             print(done.stderr)
             return Outcome(False, "the training failed", {})
-        found.append(json.loads(done.stdout.strip().splitlines()[-1])["detail"])
-    equal = found[0] == found[1]
-    return Outcome(equal, "equal weights" if equal else "weights differ", {"hashes": found})
+        results.append(json.loads(done.stdout.strip().splitlines()[-1])["detail"])
+    equal = results[0] == results[1]
+    return Outcome(equal, "equal weights" if equal else "weights differ", {"hashes": results})
 
 
 def fingerprint(chosen: argparse.Namespace) -> Outcome:

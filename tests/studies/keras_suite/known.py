@@ -21,5 +21,5 @@ REASONS: list[tuple[str, str, str]] = [
 
 def reason_of(test: str, error: str) -> str | None:
     """Returns why a test fails, or None if the reason is unknown."""
-    found = (why for name, words, why in REASONS if name in test and words in error)
-    return next(found, None)
+    result = (why for name, words, why in REASONS if name in test and words in error)
+    return next(result, None)

@@ -60,6 +60,6 @@ def test_group_that_fails_is_a_red_line(
 
 def test_checks_this_host(capsys: pytest.CaptureFixture[str]) -> None:
     doctor.main(["--json", "--no-all-reduce"])
-    found = json.loads(capsys.readouterr().out)["groups"]
-    assert list(found) == ["versions", "devices", "processes", "host"]
-    assert all(found.values())
+    result = json.loads(capsys.readouterr().out)["groups"]
+    assert list(result) == ["versions", "devices", "processes", "host"]
+    assert all(result.values())

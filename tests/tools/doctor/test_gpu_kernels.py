@@ -29,12 +29,12 @@ def test_machine_code_of_an_earlier_minor_version_runs(capability: tuple[int, in
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)])
 def test_ptx_alone_is_yellow_with_the_cache_to_set(capability: tuple[int, int]) -> None:
-    found = line(capability)
-    assert found.state == "missing"
-    assert found.name == f"kernels for compute capability {capability[0]}.{capability[1]}"
-    assert "first start, which can take many minutes" in found.value
-    assert "CUDA_CACHE_MAXSIZE=4294967296" in found.fix
-    assert "CUDA_CACHE_PATH" in found.fix
+    result = line(capability)
+    assert result.state == "missing"
+    assert result.name == f"kernels for compute capability {capability[0]}.{capability[1]}"
+    assert "first start, which can take many minutes" in result.value
+    assert "CUDA_CACHE_MAXSIZE=4294967296" in result.fix
+    assert "CUDA_CACHE_PATH" in result.fix
 
 
 def test_cache_size_determines_the_state(monkeypatch: pytest.MonkeyPatch) -> None:

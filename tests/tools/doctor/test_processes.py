@@ -72,9 +72,9 @@ def test_horovod_that_does_not_load_is_red(
 
 @pytest.mark.usefixtures("horovod")
 def test_reports_the_controllers_of_horovod() -> None:
-    found = {check.name: check.value for check in processes._horovod(OPEN_MPI)}
-    assert found["Horovod's controllers"] == "MPI, Gloo"
-    assert found["Horovod's operations"] == "MPI, Gloo"
+    results = {check.name: check.value for check in processes._horovod(OPEN_MPI)}
+    assert results["Horovod's controllers"] == "MPI, Gloo"
+    assert results["Horovod's operations"] == "MPI, Gloo"
 
 
 @pytest.mark.usefixtures("horovod")
@@ -86,8 +86,8 @@ def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
 
     gpus.install(monkeypatch, 2, None)
     monkeypatch.setattr(cuda, "missing", lambda wanted: absent)
-    found = {check.name: check for check in processes._horovod(OPEN_MPI)}
-    check = found["Horovod's operations"]
+    results = {check.name: check for check in processes._horovod(OPEN_MPI)}
+    check = results["Horovod's operations"]
     assert check.state == "missing"
     assert check.fix.startswith("HOROVOD_GPU_OPERATIONS=NCCL ")
     assert ("needs nvcc (the CUDA compiler) first" in check.fix) == bool(absent)
@@ -97,9 +97,11 @@ def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
 @pytest.mark.usefixtures("horovod")
 @pytest.mark.parametrize(("version", "known"), [("4.1.4", True), ("5.0.11", False)])
 def test_horovodrun_that_mpirun_does_not_understand(version: str, known: bool) -> None:
-    found = {check.name: check for check in processes._horovod(OPEN_MPI._replace(version=version))}
-    assert ("horovodrun" not in found) == known
-    assert known or "--via horovodrun" in found["horovodrun"].fix
+    results = {
+        check.name: check for check in processes._horovod(OPEN_MPI._replace(version=version))
+    }
+    assert ("horovodrun" not in results) == known
+    assert known or "--via horovodrun" in results["horovodrun"].fix
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,8 @@ def test_mpirun_of_another_mpi_is_red(
     kind: str, loaded: str, states: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_loaded_libraries", lambda: f"7f00 r-xp /usr/lib/{loaded}\n")
-    found = processes._mismatch(OPEN_MPI._replace(kind=kind))
-    assert [check.state for check in found] == states
+    result = processes._mismatch(OPEN_MPI._replace(kind=kind))
+    assert [check.state for check in result] == states
 
 
 def test_contradictory_cluster_is_red(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,8 +112,8 @@ INCLUDED = [
 
 def test_provides_all_included_headers() -> None:
     folder = Path(build.__file__).parent / "include" / "tensorflow" / "compiler"
-    found = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.h"))
-    assert found == sorted(INCLUDED)
+    results = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.h"))
+    assert results == sorted(INCLUDED)
 
 
 def test_provided_headers_precede_others(monkeypatch: pytest.MonkeyPatch) -> None:

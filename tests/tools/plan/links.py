@@ -105,22 +105,22 @@ class _Plan(NamedTuple):
     def seconds(self, computing: float, num_bytes: float) -> float:
         """Returns the time of a step that computes, and then sums `num_bytes`."""
         whole = self.profile._replace(seconds=computing, gradient_bytes=num_bytes)
-        found = step("ring", whole, self.num_workers, Wires(self.link, _FREE))
-        assert found is not None
-        return found.seconds
+        result = step("ring", whole, self.num_workers, Wires(self.link, _FREE))
+        assert result is not None
+        return result.seconds
 
 
 def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
     """Returns predictions and measurements for a rate; `adds`: a step's own overhead."""
-    found = [
+    results = [
         (f"sum of {sizes.format_bytes(size)}", plan.seconds(0.0, size), seconds)
         for size, seconds in zip(SIZES, slow["sums"], strict=True)
     ]
     whole = plan.seconds(slow["compute"] + adds, plan.profile.gradient_bytes)
-    found.append(("training step", whole, slow["step"]))
+    results.append(("training step", whole, slow["step"]))
     return [
         [str(plan.num_workers), rate, what, f"{1e3 * a:.0f}", f"{1e3 * b:.0f}", f"{a / b:.2f}"]
-        for what, a, b in found
+        for what, a, b in results
     ]
 
 

@@ -66,8 +66,8 @@ def main(rank: int, addresses: list[str]) -> None:
         strategy = joined.trainer.strategy
         sums = [measure_all_reduce(strategy, size, repeats=7)[0] for size in SIZES]
         # The sums above synchronize the start. With many steps all workers compute throughout.
-        found = {"sums": sums, "compute": alone.seconds(4 * STEPS), "step": joined.seconds()}
-        print(json.dumps(found | {"bytes": num_bytes}), flush=True)
+        results = {"sums": sums, "compute": alone.seconds(4 * STEPS), "step": joined.seconds()}
+        print(json.dumps(results | {"bytes": num_bytes}), flush=True)
 
 
 if __name__ == "__main__":

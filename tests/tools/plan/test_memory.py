@@ -65,9 +65,9 @@ def test_devices_hold_copies_of_remote_tensors() -> None:
         "z": Operation("MatMul", [("x", 0), ("y", 0)], [], [4], device="b"),
     }
     moved = graph.with_transfers(operations)
-    found = liveness.peaks(moved, graph.execution_order(moved), {"a": [size], "b": []})
-    assert found["a"].num_bytes == 2 * size
-    assert found["b"].num_bytes == 2 * size + 256  # copies of x and weight, and y
+    result = liveness.peaks(moved, graph.execution_order(moved), {"a": [size], "b": []})
+    assert result["a"].num_bytes == 2 * size
+    assert result["b"].num_bytes == 2 * size + 256  # copies of x and weight, and y
     one = graph.on_one_device(operations)
     together = liveness.peaks(one, graph.execution_order(one), {"": [size]})
     assert together[""].num_bytes == 2 * size + 2 * 256
@@ -133,17 +133,17 @@ def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path:
 
 
 def test_activations_of_a_pipeline_follow_its_order(tmp_path: Path) -> None:
-    found = {}
+    results = {}
     for order in ("gpipe", "1f1b", "interleaved", "zb"):
         table = tmp_path / f"{order}.csv"
         line = "memory --model mlp --input 64 --classes 10 --batch 8000 --devices 2"
         line += " --set units=[128,128,128,128] --strategy pipeline --micro-batches 8"
         assert plan.main([*line.split(), "--order", order, "--table", str(table)]) == 0
         with table.open() as file:
-            found[order] = sizes.num_bytes(next(csv.DictReader(file))["activations"])
-    assert found["1f1b"] < found["interleaved"] < found["gpipe"]
+            results[order] = sizes.num_bytes(next(csv.DictReader(file))["activations"])
+    assert results["1f1b"] < results["interleaved"] < results["gpipe"]
     # All forward passes of a stage with two layers: their inputs and outputs of 8000 rows.
-    assert found["gpipe"] > 4 * 8000 * 2 * 128
+    assert results["gpipe"] > 4 * 8000 * 2 * 128
 
 
 def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,10 +22,10 @@ def test_finds_the_largest_batch_in_few_trials(capacity: int, most: int) -> None
         tried.append(number)
         return number <= capacity
 
-    found = batch_size.largest(fits, 8, most)
-    assert found <= min(capacity, most)
+    result = batch_size.largest(fits, 8, most)
+    assert result <= min(capacity, most)
     if capacity >= 8:
-        assert found >= 0.95 * min(capacity, most) - 1
+        assert result >= 0.95 * min(capacity, most) - 1
     assert len(tried) == len(set(tried)) <= 16
 
 
