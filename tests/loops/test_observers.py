@@ -36,9 +36,9 @@ def test_replicas_are_synchronized_only_after_possible_changes(
     callbacks: list[Any], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, calls = mirrored(), []
-    monkeypatch.setattr(trainer.strategy, "sync_copies", calls.append)
+    monkeypatch.setattr(trainer.strategy.variables, "sync_copies", calls.append)
     sync = FullReplicaSync(functools.partial(calls.append, None))
-    monkeypatch.setattr(trainer.strategy, "frequent_sync", lambda _: sync)
+    monkeypatch.setattr(trainer.strategy.variables, "frequent_sync", lambda _: sync)
     trainer.fit(**FIT, epochs=2, callbacks=callbacks)
     assert len(calls) == times
 
@@ -125,6 +125,7 @@ def test_copies_get_only_what_callbacks_changed(monkeypatch: pytest.MonkeyPatch)
     trainer = mirrored()
     trainer.fit(**FIT)  # creates the copies
     monkeypatch.setattr(mirrored_variables, "sync", sync)
+    monkeypatch.setattr(trainer.strategy.variables, "sync_copies", lambda _: None)
     trainer.fit(**FIT, callbacks=[OnBatches(only_reads=False)])
     assert copied == [[]]
     copied.clear()
