@@ -275,7 +275,7 @@ class SelfCheck:
 
     def _plain(self, loop: Loop, parts: Sequence[Any], state: ProgramState) -> Values:
         """Returns what Keras's own function of a loop computes, eagerly, from now on."""
-        model = self._model
+        model, is_traced = self._model, not self._model.run_eagerly  # here Keras runs eagerly
         with ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(warnings.catch_warnings())
@@ -290,7 +290,7 @@ class SelfCheck:
                     return function([parts[number]])
                 return keras_training.metrics_or_logs(model, function(iter([parts[number]])))
 
-            return self._values_of(loop, len(parts), state, step)
+            return self._values_of(loop, len(parts), state if is_traced else None, step)
 
     def _by_strategy(
         self,
@@ -306,7 +306,7 @@ class SelfCheck:
         Otherwise, rounding errors of a step could be larger in the next one.
         """
         iterator = batches_like(data, parts, self._strategy, run.needs_full_batch)
-        copies = Values()
+        copies, is_traced = Values(), not self._model.run_eagerly
 
         def step(number: int) -> Any:
             self._functions.sync_copies()
@@ -321,23 +321,27 @@ class SelfCheck:
             return self._functions.epoch_logs(outputs, loop)
 
         with self._functions.trial_steps():
-            return self._values_of(loop, len(parts), state, step, plain) | copies
+            traced_state = state if is_traced else None
+            return self._values_of(loop, len(parts), traced_state, step, plain) | copies
 
     def _values_of(
         self,
         loop: Loop,
         num_steps: int,
-        state: ProgramState,
+        state: ProgramState | None,
         step: Callable[[int], Any],
         plain: Values | None = None,
     ) -> Values:
-        """Returns what steps compute; each begins with the state that `plain` has, if given."""
+        """Returns what steps compute; each begins with the state that `plain` has, if given.
+
+        In each step, Python code finds `state`, if given: that of the one step that is traced.
+        """
         values = Values()
         if self._model.compiled:
             self._model.reset_metrics()
         for number in range(num_steps):
-            if not self._model.run_eagerly:
-                state.restore_python()  # as in the first step, whose Python is traced
+            if state is not None:
+                state.restore_python()
             when, before, outputs = f"step {number + 1}", self._state_values(), step(number)
             if loop == "predict":  # numbered; ragged and sparse ones by their values
                 leaves = tf.nest.flatten(keras.tree.flatten(outputs), expand_composites=True)
