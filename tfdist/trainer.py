@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any, TypeVar, cast, get_args
 
 import keras
@@ -56,10 +56,11 @@ def on_all_workers(method: Method) -> Method:
 
     @functools.wraps(method)
     def call(self: Trainer, *args: Any, **options: Any) -> Any:
+        several = self.strategy.group.size > 1
         with (
             streams.guarded(),
             self.strategy.translate_errors(),
-            self._watchdog.watching(method.__name__),
+            self._watchdog.watching(method.__name__) if several else nullcontext(),
             interrupts.deferred(lambda signal: int(self.strategy.group.gather([signal]).max())),
             remat_of_layers.exact_remat(),
             self.strategy.variables.patched_keras(),
@@ -276,8 +277,7 @@ class Trainer:
         callbacks = self._callback_list(callbacks, verbose, epochs, num_batches)
         report = self._exactness.print_once if verbose else None
         span = (initial_epoch, epochs)
-        data = handlers, validation
-        with closing(self._checkpointing(callbacks.callbacks, *data)) as checkpoints:
+        with closing(self._checkpointing(callbacks.callbacks, handlers, validation)) as checkpoints:
             self._loops.train(
                 handlers, validate, callbacks, span, validation_freq, checkpoints, report
             )

@@ -75,7 +75,7 @@ class Checkpointing(CheckpointHooks):
 
     def begin(self, epochs: int) -> bool:
         self._epochs = epochs
-        from_rank0(self._strategy.group, self._acquire_lock)
+        from_rank0(self._strategy.group, lambda: self._lock.acquire() or "")
         shards = self._state.own_shards()
         chosen = resume.choose(self._settings, self._store, self._strategy, say, shards)
         if self._state.is_divided():
@@ -187,10 +187,6 @@ class Checkpointing(CheckpointHooks):
         progress = self.progress
         progress.total += call.last_step + 1 - progress.step
         progress.step, progress.logs = call.last_step + 1, dict(call.logs)
-
-    def _acquire_lock(self) -> str:
-        self._lock.acquire()
-        return ""
 
     def _restore(self, saved: Snapshot) -> None:
         self._state.restore_variables(saved, self._path, within_epoch=self.progress.step > 0)
@@ -339,7 +335,12 @@ class CheckpointWriter:
         if job is None:
             return
         if not self.is_joint:
-            self._writer.submit(functools.partial(self._write, job))
+
+            def write() -> None:
+                self._store.write(job.place, job.packed, job.facts)
+                self._store.keep(self._settings.keep, job.best)
+
+            self._writer.submit(write)
         elif job.place != self._saved:
             self._start_joint(job)
             if is_last:
@@ -375,10 +376,6 @@ class CheckpointWriter:
             "versions": versions(),
             "configuration": dict(self._settings.configuration),
         }
-
-    def _write(self, job: Job) -> None:
-        self._store.write(job.place, job.packed, job.facts)
-        self._store.keep(self._settings.keep, job.best)
 
     def _failed(self, error: Exception) -> str:
         reason = _NODE.sub("", first_line(error))

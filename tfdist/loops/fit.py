@@ -218,8 +218,9 @@ class Loops:
                 with checkpoints.evaluating():
                     logs |= {f"val_{name}": value for name, value in validate(callbacks).items()}
             callbacks.on_epoch_end(number, logs)
-            run.watchdog.passed(f"the end of {name}")
-            _synchronize_decisions(model, strategy)
+            if strategy.group.size > 1:
+                run.watchdog.passed(f"the end of {name}")
+                _synchronize_decisions(model, strategy)
             if checks:
                 checks.compare_variables()
             progress.epoch, progress.stopped = number + 1, model.stop_training
@@ -324,8 +325,6 @@ def _synchronize_decisions(model: keras.Model, strategy: Strategy) -> None:
     If one worker stops, all stop. Learning rates are those of rank 0. Each of n workers receives
     O(n) numbers.
     """
-    if strategy.group.size == 1:
-        return
     optimizers = keras_optimizers.optimizers_of(model)
     rates = [keras_optimizers.learning_rate_variable(optimizer) for optimizer in optimizers]
     values = [0.0 if rate is None else float(np.asarray(rate.value)) for rate in rates]

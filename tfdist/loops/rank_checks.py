@@ -251,7 +251,8 @@ class RankChecks(Observer):
     def _take_digest(self) -> float:
         """Returns a hash of the values of all variables, and measures the time of that."""
         began = time.perf_counter()
-        self._digests = [_checksum(variable) for variable in self._variables()]
+        values = (np.asarray(variable.value) for variable in self._variables())
+        self._digests = [int(google_crc32c.value(value.tobytes())) for value in values]
         digest = _combined(self._digests)
         self._cost = time.perf_counter() - began
         return digest
@@ -345,11 +346,6 @@ def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
     return [
         n for n, value in vars(inner).items() if n in parameters and isinstance(value, (int, float))
     ]
-
-
-def _checksum(variable: keras.Variable) -> int:
-    """Returns a checksum of the bytes of a variable's value."""
-    return int(google_crc32c.value(np.asarray(variable.value).tobytes()))
 
 
 def _combined(values: Sequence[Any]) -> float:

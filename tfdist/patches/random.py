@@ -69,7 +69,8 @@ def _draw(sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor) -> t
     if by_rows and replica.in_xla and not sampler.is_uniform:
         return _rows_of_whole(sampler, tf.convert_to_tensor(shape), key, counter, replica)
     if by_rows is None:
-        return sampler.draw(shape, key=_own_key(key, replica), counter=counter)
+        key = _shifted(key, tf.cast(replica.microbatch, tf.int64))
+        return sampler.draw(shape, key=key, counter=counter)
     return _rows(sampler, tf.convert_to_tensor(shape), key, counter, replica)
 
 
@@ -215,10 +216,6 @@ def _own_rows_apart(seed: tf.Tensor, replica: Replica) -> tf.Tensor:
     """Gives workers that bring their own rows a seed each; others keep theirs."""
     worker = tf.cast(replica.first_row, tf.int64) // OWN_ROWS_APART
     return seed + tf.cast(worker, seed.dtype)
-
-
-def _own_key(key: tf.Tensor, replica: Replica) -> tf.Tensor:
-    return _shifted(key, tf.cast(replica.microbatch, tf.int64))
 
 
 def _shifted(key: tf.Tensor, number: tf.Tensor) -> tf.Tensor:

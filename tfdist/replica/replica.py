@@ -188,7 +188,9 @@ class Replica:
             )
         if self.num_replicas == 1:
             return structure
-        structure, begin = self.drop_padding(structure), self._first_row()
+        structure = self.drop_padding(structure)
+        counts = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
+        begin = tf.cumsum(self._exchange([counts])[0], exclusive=True)[self.index]
         leaves = tf.nest.flatten(structure)
         tensors = [leaf for leaf in leaves if has_rows(leaf)]
         if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):
@@ -206,7 +208,8 @@ class Replica:
 
         @tf.custom_gradient
         def forward(*shares: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
-            padded = [self._padded(share, begin) for share in shares]
+            around = [begin, self.total_rows - begin - self.num_rows]
+            padded = [tf.pad(x, [around] + [[0, 0]] * (x.shape.rank - 1)) for x in shares]
 
             def backward(*upstream: tf.Tensor | None) -> list[tf.Tensor | None]:
                 end = begin + self.num_rows
@@ -224,15 +227,6 @@ class Replica:
         for tensor, share in zip(whole, tensors, strict=True):
             tensor.set_shape([None, *share.shape[1:]])
         return [tf.cast(w, share.dtype) for w, share in zip(whole, tensors, strict=True)]
-
-    def _padded(self, share: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
-        after = self.total_rows - begin - self.num_rows
-        return tf.pad(share, [[begin, after]] + [[0, 0]] * (share.shape.rank - 1))
-
-    def _first_row(self) -> tf.Tensor:
-        """Returns the number of this replica's first row in the global batch."""
-        counts = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
-        return tf.cumsum(self._exchange([counts])[0], exclusive=True)[self.index]
 
     def _exchange(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """All-reduces within the forward or backward pass."""

@@ -57,7 +57,10 @@ def is_row_by_row(layer: keras.layers.Layer) -> bool:
     # Other axes than the last that are counted from the end may be that of the rows.
     if any(axis is not None and (axis == 0 or axis < -1) for axis in flat):
         return False
-    functions = [value for value in vars(layer).values() if _is_function(value)]
+    values = vars(layer).values()  # among them activations and other functions
+    functions: list[Any] = [
+        v for v in values if inspect.isroutine(v) or isinstance(v, functools.partial)
+    ]
     regularizer = getattr(layer, "activity_regularizer", None)
     if regularizer is not None and not inspect.isroutine(regularizer):
         functions.append(type(regularizer))
@@ -92,8 +95,3 @@ def _is_patch(function: Any) -> bool:
     """
     plain = function.func if isinstance(function, functools.partial) else function
     return (getattr(plain, "__module__", None) or "").startswith("tfdist.")
-
-
-def _is_function(value: Any) -> bool:
-    """Returns whether an attribute of a layer is an activation or another function."""
-    return inspect.isroutine(value) or isinstance(value, functools.partial)

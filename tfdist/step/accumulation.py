@@ -8,6 +8,7 @@ the other, so that only one of them needs memory at a time (`over_rounds`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,7 +160,8 @@ class GradientAccumulation:
             for sums, is_finite in zip(waiting, finite, strict=True)
         ]
         with tf.control_dependencies(tf.nest.flatten(totals)):
-            tf.cond(is_last, lambda: _clear(tf.nest.flatten(waiting)), tf.no_op)
+            cleared = functools.partial(_on_its_device, lambda v: v.assign(tf.zeros_like(v)))
+            tf.cond(is_last, lambda: tf.group(*map(cleared, tf.nest.flatten(waiting))), tf.no_op)
         return totals
 
     def _exchange(self, waiting: list[dict[int, tf.Variable]]) -> tf.Operation:
@@ -183,10 +185,6 @@ def _on_its_device(fn: Callable[..., tf.Tensor], variable: tf.Variable, *more: A
     """Calls `fn(variable, *more)` with the variable's device as the default one."""
     with tf.device(variable.device):
         return fn(variable, *more)
-
-
-def _clear(variables: Sequence[tf.Variable]) -> tf.Operation:
-    return tf.group([_on_its_device(lambda v: v.assign(tf.zeros_like(v)), v) for v in variables])
 
 
 def _zeros(variable: keras.Variable, device: str) -> tf.Variable:

@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 #: Operations that have state but change none, wherever and however often they run.
 _READS = {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "Assert"}
 
+#: Prefixes of operations that only change a variable that they are given.
+_ASSIGNS = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+
 #: The graph optimizer lowers them to merges, which no function can hold.
 _CONTROL_FLOW = {*BRANCHES, *LOOPS}
 
@@ -156,7 +159,7 @@ class SharedTrace:
             )
         stateful = with_state(kinds) - _READS
         if self._writes:
-            stateful = {kind for kind in stateful if not _only_assigns(kind)}
+            stateful = {kind for kind in stateful if not kind.startswith(_ASSIGNS)}
         if stateful:
             names = ", ".join(sorted(stateful))
             raise NotShareableError(f"the function has operations with a state ({names})")
@@ -256,7 +259,8 @@ def _rebuilt(
             handles[id(tensor)] if id(tensor) in handles else capture(tensor)
             for tensor in traced.captured_inputs
         ]
-        values = dict(zip(names, [*_tensors(rest), *captured], strict=True))
+        tensors = [value for value in rest if isinstance(value, tf.Tensor)]
+        values = dict(zip(names, [*tensors, *captured], strict=True))
         mapped = {name: v for name, v in values.items() if name.partition(":")[0] in read}
         imported = tf.graph_util.import_graph_def(definition, mapped, computed, name="traced")
         values |= dict(zip(computed, imported, strict=True))
@@ -280,15 +284,6 @@ def _handles(variables: list[tf.Variable]) -> tf.Tensor:
 
 def _function(fn: Callable[..., Any]) -> Any:
     return tf.function(fn, autograph=False, experimental_attributes=_NOT_INLINED)
-
-
-def _tensors(values: list[Any]) -> list[tf.Tensor]:
-    return [value for value in values if isinstance(value, tf.Tensor)]
-
-
-def _only_assigns(kind: str) -> bool:
-    """Returns whether operations of a type only change a variable that they are given."""
-    return kind.startswith(("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter"))
 
 
 def _spec(value: Any) -> Any:

@@ -131,12 +131,10 @@ def _in_segments(classes: Sequence[Dependence]) -> Dependence:
     factors = [value.factor for value in classes if value.factor is not None]
     if len(classes) == 1 or len(factors) < len(classes) or any(value.power for value in classes):
         return classes[0] if len(classes) == 1 else UNKNOWN
-    segments = [part for value in classes for part in _segments_of(value)]
+    segments = list[Dependence]()
+    for value in classes:
+        segments += value.parts if value.parts not in ((), DRAWN) else [rows(0, value.factor)]
     return replace(classes[0], factor=sum(factors), parts=tuple(segments))
-
-
-def _segments_of(value: Dependence) -> tuple[Dependence, ...]:
-    return value.parts if value.parts not in ((), DRAWN) else (rows(0, value.factor),)
 
 
 def _split(op: Any, values: Values) -> Dependence | list[Dependence]:
@@ -196,7 +194,8 @@ def _reshaped(op: Any, values: Values) -> Dependence:
     if not parts or inputs.shape.rank is None or {*inputs.shape[: value.axis]} - {1}:
         return UNKNOWN  # the entries of a row are not beside each other
     entry, value = inputs.shape[value.axis + 1 :], replace(value, axis=0)
-    new_entry = _entry_of(out, parts)
+    lengths = [None if part.power or part.factor == -1 else part.factor for part in parts[1:]]
+    new_entry = out.shape[1:].merge_with(lengths)
     if value.parts not in ((), DRAWN) and _block(entry, new_entry, value) != value.factor:
         return UNKNOWN
     if parts[0].power == 1 and not any(part.power for part in parts[1:]):
@@ -238,12 +237,6 @@ def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependenc
     entry = tensor.shape[axis + 1 :]
     is_known = value.factor is not None and entry.is_fully_defined() and -1 not in lengths[axis:]
     return is_known and math.prod(lengths[axis:]) == value.factor * math.prod(entry)
-
-
-def _entry_of(out: Any, parts: Sequence[Dependence]) -> tf.TensorShape:
-    """Returns the shape of the entries of a tensor that is reshaped to lengths of some classes."""
-    lengths = [None if part.power or part.factor == -1 else part.factor for part in parts[1:]]
-    return out.shape[1:].merge_with(lengths)
 
 
 def _block(entry: tf.TensorShape, new: tf.TensorShape, value: Dependence) -> int | None:
