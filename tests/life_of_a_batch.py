@@ -39,13 +39,12 @@ WAY = (
 )  # fmt: skip
 #: Files beside it: observers and checks, patches, the row analysis, buckets, and adapters.
 LEAVES = (
-    "callbacks/", "cluster/remote/", "console/streams.py",
-    "errors.py", "groups/", "loops/callbacks.py", "loops/interrupts.py", "loops/model_methods.py",
-    "loops/observers.py", "loops/program_state.py", "loops/rank_checks.py", "loops/self_check.py",
-    "loops/steps_per_call.py",
-    "model_setup/create.py", "patches/", "precision.py", "rows/", "step/shared_trace.py",
-    "strategies/batches.py", "strategies/clock.py", "strategies/mirrored_variables.py",
-    "strategies/variables.py", "upstream/",
+    "callbacks/", "cluster/remote/", "console/streams.py", "errors.py", "groups/",
+    "loops/callbacks.py", "loops/interrupts.py", "loops/model_methods.py", "loops/observers.py",
+    "loops/program_state.py", "loops/rank_checks.py", "loops/self_check.py",
+    "loops/steps_per_call.py", "model_setup/create.py", "patches/", "precision.py", "rows/",
+    "step/shared_trace.py", "strategies/batches.py", "strategies/clock.py",
+    "strategies/mirrored_variables.py", "strategies/variables.py", "upstream/",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import functools
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -117,10 +117,10 @@ class ProgramState:
             self._note(function)
         for kind in filter(lambda base: _is_of_user(base.__module__), type(value).__mro__):
             for name in sorted(names & vars(kind).keys()):
-                self._note_attribute(kind, name, vars(kind)[name])
+                self._note_at(vars(kind)[name], functools.partial(setattr, kind, name))
         attributes = vars(value)
         for name in names & attributes.keys():
-            self._note_item(attributes, name)
+            self._note_at(attributes[name], functools.partial(attributes.__setitem__, name))
         absent = names - attributes.keys()
 
         def forget_new() -> None:
@@ -131,15 +131,10 @@ class ProgramState:
         self._restore.append(forget_new)
         return None
 
-    def _note_attribute(self, owner: Any, name: str, value: Any) -> None:
+    def _note_at(self, value: Any, assign: Callable[[Any], Any]) -> None:
+        """Notes a value, and how to assign it where it is if it cannot change in place."""
         if isinstance(value, _IMMUTABLE):
-            self._restore.append(lambda: setattr(owner, name, value))
-        self._note(value)
-
-    def _note_item(self, owner: MutableMapping[str, Any], name: str) -> None:
-        value = owner[name]
-        if isinstance(value, _IMMUTABLE):
-            self._restore.append(lambda: owner.__setitem__(name, value))
+            self._restore.append(functools.partial(assign, value))
         self._note(value)
 
     def _note(self, value: Any) -> None:
@@ -174,15 +169,16 @@ class ProgramState:
     def _note_function(self, function: types.FunctionType) -> None:
         if not _is_of_user(function.__module__):
             return
-        for name in _names_in(function.__code__) & function.__globals__.keys():
+        names = function.__globals__
+        for name in _names_in(function.__code__) & names.keys():
             if not name.startswith("__"):
-                self._note_item(function.__globals__, name)
+                self._note_at(names[name], functools.partial(names.__setitem__, name))
         for cell in function.__closure__ or ():
             try:
                 content = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            self._note_attribute(cell, "cell_contents", content)
+            self._note_at(content, functools.partial(setattr, cell, "cell_contents"))
         for default in function.__defaults__ or ():
             self._note(default)
 
@@ -192,7 +188,7 @@ class ProgramState:
         if not isinstance(attributes, dict) or isinstance(value, types.ModuleType):
             return
         for name in list(attributes):
-            self._note_item(attributes, name)
+            self._note_at(attributes[name], functools.partial(attributes.__setitem__, name))
 
 
 def _functions_of(kind: type) -> Iterator[types.FunctionType]:
