@@ -158,6 +158,7 @@ CHECK: dict[str, float] = {
     "tests/trainer/test_errors.py::test_tensorflow_that_started_first_limits_the_devices": 8.9,
     "tests/trainer/test_files.py::test_interrupted_training_resumes": 9,
     "tests/trainer/test_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
+    "tests/trainer/test_hub.py": 40,
     "tests/test_wheel.py": 10,
     "tests/tools/tune/test_search.py::test_trains_digits_and_prints_the_command": 16,
     "tests/tools/verify/": 34,

@@ -230,6 +230,58 @@ def test_model_without_config_raises(strategy: Mirrored) -> None:
     assert model.compiled
 
 
+class Block(keras.Model):
+    """A class that creates its own inputs and outputs, as those of KerasHub do."""
+
+    def __init__(self, units: int, **options: Any) -> None:
+        inputs = keras.Input((4,))
+        hidden = layers.Dense(units, name="hidden")(inputs)
+        super().__init__(inputs, layers.Dense(1, name="head")(hidden), **options)
+        self.units = units
+
+    def compile(self, rate: float, rule: str = "sgd", **options: Any) -> None:
+        super().compile(keras.optimizers.get({"class_name": rule, "config": {}}), "mse", **options)
+        self.optimizer.learning_rate = rate
+        self.rate, self.rule = rate, rule
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units, "name": self.name}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Block:
+        return cls(**config)
+
+
+def changed(quantized: str | None, lora: int, frozen: bool) -> Block:
+    """Returns a block that was changed after its construction."""
+    model = Block(6)
+    hidden, head = model.get_layer("hidden"), model.get_layer("head")
+    if quantized:
+        hidden.quantize(quantized)
+    if lora:
+        hidden.enable_lora(lora, lora_alpha=3)
+    head.trainable = not frozen
+    model.compile(0.25, jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("quantized", "lora", "frozen"),
+    [(None, 2, True), ("int8", 2, False), ("int4", 2, True), ("float8", 0, True)],
+)
+def test_rebuilds_what_construction_does_not_know(
+    strategy: Mirrored, quantized: str | None, lora: int, frozen: bool
+) -> None:
+    model = changed(quantized, lora, frozen)
+    rebuilt = create.create(model, strategy)
+    assert type(rebuilt) is Block
+    assert rebuilt.rate == 0.25
+    assert float(rebuilt.optimizer.learning_rate.numpy()) == 0.25
+    names = [{v.path for v in one.trainable_variables} for one in (model, rebuilt)]
+    assert names[0] == names[1]
+    np.testing.assert_array_equal(rebuilt(X[:, :4]).numpy(), model(X[:, :4]).numpy())
+
+
 class WithoutArguments(keras.Model):
     """A class as in Keras's guides, without the arguments `trainable` and `dtype`."""
 

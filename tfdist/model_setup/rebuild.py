@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 
+from tfdist import precision
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.upstream import keras_layers, keras_model, keras_optimizers
@@ -22,17 +24,28 @@ def rebuild(model: keras.Model) -> keras.Model:
         UnsupportedModelError: The model cannot be rebuilt from its configuration.
     """
     try:
-        if keras_model.is_functional(model):
+        if keras_model.can_be_cloned(model):
             copied = _clone_uncompiled(model)
         else:
             copied = _from_config(model)
+            if keras_layers.first_of_other_dtype(model, copied) is not None:
+                # A quantized backbone of KerasHub omits the dtype of its other layers.
+                with precision.policy(model.dtype_policy.name):
+                    copied = _from_config(model)
+        if other := keras_layers.first_of_other_dtype(model, copied):
+            raise TypeError(f"{other[0].path} would compute in {other[1]}")
         if type(copied) is not type(model):
             raise TypeError(f"the result is a {type(copied).__name__}")
         for old, new in [(model, copied), *zip(model.layers, copied.layers, strict=True)]:
             if old.built and not new.built:  # a model may not be built although its layers are
                 new.build_from_config(old.get_build_config())
-        _copy(model.variables, copied.variables)
         layers = keras_model.flatten_layers(model), keras_model.flatten_layers(copied)
+        for old, new in zip(*layers, strict=True):
+            if old is not new:
+                keras_layers.copy_changes(old, new)
+        for old, new in _paired_variables(model, copied):
+            new.assign(old.numpy())
+            new.trainable = old.trainable
         for old, new in zip(*layers, strict=True):
             _copy_adapted_state(old, new)
             _copy_seeds(old, new)
@@ -73,7 +86,26 @@ def _from_config(model: keras.Model) -> keras.Model:
     further = config.keys() - names
     if is_plain and is_usual and names <= config.keys() and further <= {"trainable", "dtype"}:
         return kind(**{name: config[name] for name in names})
-    return kind.from_config(config)
+    try:
+        return kind.from_config(config | _tokenizers(model, config))
+    except Exception:  # of a class that expects configurations only
+        return kind.from_config(config)
+
+
+def _tokenizers(model: keras.Model, config: dict[str, Any]) -> dict[str, keras.layers.Layer]:
+    """Returns the parts that a copy shares with its model: vocabularies, without variables.
+
+    Two tokenizers of tensorflow-text with equal vocabularies have one resource, and both lose it as
+    soon as one of them is deleted.
+    """
+    parts = {name: getattr(model, name, None) for name in config}
+    return {
+        name: part
+        for name, part in parts.items()
+        if isinstance(part, keras.layers.Layer)
+        and not part.variables
+        and any(hasattr(layer, "save_assets") for layer in keras_model.flatten_layers(part))
+    }
 
 
 def _clone_uncompiled(model: keras.Model) -> keras.Model:
@@ -89,13 +121,8 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
     """Compiles a copy like its model, with a new optimizer and new metrics, which hold variables.
 
     Raises:
-        UnsupportedModelError: The class overrides `compile`.
+        UnsupportedModelError: The class overrides `compile`, and its arguments are not known.
     """
-    if keras_model.overrides(model, "compile"):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} overrides compile, whose arguments cannot be recovered. Pass "
-            "a function that builds and compiles it instead of the model."
-        )
 
     def fresh(part: Any) -> Any:
         if isinstance(part, keras.optimizers.Optimizer):
@@ -105,13 +132,66 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
         return part
 
     optimizer, config = model.optimizer, keras_model.compile_config(model).config
-    copied.compile(**{name: keras.tree.map_structure(fresh, v) for name, v in config.items()})
+    if keras_model.overrides(model, "compile"):
+        _compile_by_override(model, copied, fresh)
+    else:
+        copied.compile(**{n: keras.tree.map_structure(fresh, v) for n, v in config.items()})
     if optimizer is None:
         return
-    variables = list(zip(model.variables, copied.variables, strict=True))
+    variables = _paired_variables(model, copied)
     keras_optimizers.leave_out_of_weight_decay(optimizer, copied.optimizer, variables)
     if optimizer.built and copied.built:
         _copy_state(optimizer, copied.optimizer, variables)
+
+
+def _compile_by_override(
+    model: keras.Model, copied: keras.Model, fresh: Callable[[Any], Any]
+) -> None:
+    """Calls the `compile` of a class.
+
+    Keras keeps its own arguments. Those that an override adds are the model's attributes of the
+    same name, as in KerasHub and in the guides of Keras.
+
+    Raises:
+        UnsupportedModelError: An argument is not known, or the copy is compiled differently.
+    """
+
+    def arguments(of: keras.Model) -> dict[str, Any]:
+        config = keras_model.compile_config(of).config
+        attributes = {name: vars(of)[name] for name in names if name in vars(of)}
+        return attributes | config
+
+    def unknown(name: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{type(model).__name__} overrides compile, whose argument {name!r} cannot be "
+            f"recovered. Keep it as self.{name}, or pass a function that builds and compiles it "
+            "instead of the model."
+        )
+
+    parameters = inspect.signature(model.compile).parameters.values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    before = arguments(model)
+    if missing := [name for name in names if name not in before]:
+        raise unknown(missing[0])
+    passed = {name: keras.tree.map_structure(fresh, value) for name, value in before.items()}
+    named = {name: passed[name] for name in names}
+    try:
+        copied.compile(**passed)
+    except TypeError:  # it takes no others, or passes them itself
+        copied.compile(**named)
+    after = arguments(copied)
+    for name, value in before.items():
+        pairs = keras.tree.flatten(value), keras.tree.flatten(after[name])
+        if len(pairs[0]) != len(pairs[1]) or not all(map(_is_alike, *pairs)):
+            raise unknown(name)
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    """Returns whether parts of a compilation have the same type, and the same settings."""
+    if type(one) is not type(other) or not hasattr(one, "get_config"):
+        return one is other or (type(one) is type(other) and one == other)
+    configs = [part.get_config() | {"name": None} for part in (one, other)]
+    return configs[0] == configs[1]
 
 
 def _new_metric(metric: keras.metrics.Metric) -> keras.metrics.Metric:
@@ -146,7 +226,8 @@ def _copy_state(
             "with a new one."
         )
     copied.build([copies[id(weight)] for weight in weights])
-    _copy(optimizer.variables, copied.variables)
+    for old, new in zip(optimizer.variables, copied.variables, strict=True):
+        new.assign(old.numpy())
 
 
 def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
@@ -155,7 +236,7 @@ def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -
         store: dict[str, Any] = {}
         layer.save_own_variables(store)
         copied.load_own_variables({name: np.asarray(value) for name, value in store.items()})
-    if hasattr(layer, "save_assets"):  # a vocabulary
+    if hasattr(layer, "save_assets") and layer is not copied:  # a vocabulary
         with folders.temporary() as folder:
             layer.save_assets(folder)
             copied.load_assets(folder)
@@ -173,8 +254,22 @@ def _copy_seeds(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
             other.seed = seed
 
 
-def _copy(sources: list[keras.Variable], targets: list[keras.Variable]) -> None:
-    if len(sources) != len(targets):
-        raise ValueError(f"it has {len(targets)} variables instead of {len(sources)}")
-    for source, target in zip(sources, targets, strict=True):
-        target.assign(source.numpy())
+def _paired_variables(
+    model: keras.Model, copied: keras.Model
+) -> list[tuple[keras.Variable, keras.Variable]]:
+    """Returns each variable of a model with that of its copy.
+
+    A layer that was quantized has its variables in another order than one that is created so.
+    """
+    pairs: dict[int, tuple[keras.Variable, keras.Variable]] = {}
+    layers = keras_model.flatten_layers(model), keras_model.flatten_layers(copied)
+    for layer in zip(*layers, strict=True):
+        old, new = map(keras_layers.variables_by_name, layer)
+        if old.keys() == new.keys():
+            pairs |= {id(old[name]): (old[name], new[name]) for name in old}
+        else:  # Keras has numbered variables without a name
+            in_order = zip(old.values(), new.values(), strict=True)
+            pairs |= {id(one): (one, other) for one, other in in_order}
+    if lost := [v.path for v in model.variables if id(v) not in pairs]:
+        raise ValueError(f"{lost[0]} would be lost")
+    return list(pairs.values())

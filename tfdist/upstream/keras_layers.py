@@ -45,13 +45,20 @@ def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
     return layer._kernel if "_kernel" in vars(layer) else layer.kernel
 
 
-def is_plain(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer's kernel is one variable, and its `call` is that of its class.
+def is_unquantized(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer's kernel is not quantized, and its `call` is that of its class."""
+    return layer.quantization_mode is None and not is_assigned(layer, "call")
 
-    That means no `lora_enabled`, and no quantization.
+
+def lora_factors(layer: keras.layers.Layer) -> tuple[keras.Variable, keras.Variable] | None:
+    """Returns the two matrices that LoRA adds to a kernel, or None: `lora_kernel_a` and `_b`.
+
+    The first has the kernel's axes but for the last, the second has the last one.
     """
-    has_variable = not getattr(layer, "lora_enabled", False) and layer.quantization_mode is None
-    return has_variable and not is_assigned(layer, "call")
+    if not getattr(layer, "lora_enabled", False):
+        return None
+    name = "embeddings" if isinstance(layer, keras.layers.Embedding) else "kernel"
+    return getattr(layer, f"lora_{name}_a"), getattr(layer, f"lora_{name}_b")
 
 
 def into_heads(attention: keras.layers.Layer) -> list[keras.layers.EinsumDense]:
@@ -157,6 +164,21 @@ def learned_weights(operation: keras.Operation) -> list[keras.Variable]:
     return [variable for layer in layers for variable in layer._trainable_variables]
 
 
+def frozen_weights(model: keras.Model) -> list[keras.Variable]:
+    """Returns the weights that are not trained and that no call of a layer changes.
+
+    These are weights that were frozen, and those of quantized layers: `_trainable_variables` and
+    `_non_trainable_variables`.
+    """
+    weights: dict[int, keras.Variable] = {}
+    for layer in flatten_layers(model):
+        own = list(layer._trainable_variables)
+        if getattr(layer, "quantization_mode", None) is not None:
+            own += layer._non_trainable_variables
+        weights |= {id(v): v for v in own if not v.trainable and not v.overwrite_with_gradient}
+    return list(weights.values())
+
+
 def is_in_remat_scope(operation: keras.Operation) -> bool:
     """Returns whether an operation was created in a `keras.RematScope`: `Operation._remat_mode`."""
     mode = getattr(operation, "_remat_mode", None)
@@ -171,6 +193,50 @@ def remat_enabled(layer: keras.layers.Layer, does: bool = True) -> AbstractConte
 def copy_remat(layer: keras.Operation, from_layer: keras.Operation) -> None:
     """Copies `_remat_mode`, which is not part of a layer's configuration, to another layer."""
     replace(layer, "_remat_mode", getattr(from_layer, "_remat_mode", None))
+
+
+def copy_changes(layer: keras.layers.Layer, to: keras.layers.Layer) -> None:
+    """Freezes a layer, quantizes it, and enables LoRA, as was done to another after construction.
+
+    A configuration of a library's model, unlike Keras's own, does not contain all of this.
+    """
+    to.trainable = layer.trainable
+    mode = getattr(layer, "quantization_mode", None)
+    if mode is not None and to.quantization_mode is None:
+        config = getattr(layer, "quantization_config", None)
+        to.quantize(mode, type_check=False, **({} if config is None else {"config": config}))
+    for name, value in vars(layer).items():
+        if name == "quantization_config" or name.endswith("_quantizer"):
+            setattr(to, name, value)  # activations may stay as they are: Int4QuantizationConfig
+    if getattr(layer, "lora_enabled", False) and not to.lora_enabled:
+        alpha = {"lora_alpha": layer.lora_alpha} if hasattr(layer, "lora_alpha") else {}
+        to.enable_lora(layer.lora_rank, **alpha)
+
+
+def first_of_other_dtype(
+    model: keras.Model, copied: keras.Model
+) -> tuple[keras.layers.Layer, str] | None:
+    """Returns the first layer with variables whose copy has another dtype, and that dtype."""
+    for one, other in zip(flatten_layers(model), flatten_layers(copied), strict=True):
+        of_one, of_other = one.dtype_policy, other.dtype_policy
+        if one.variables and (of_one.compute_dtype, of_one.variable_dtype) != (
+            of_other.compute_dtype, of_other.variable_dtype,
+        ):  # fmt: skip
+            return one, of_other.name
+    return None
+
+
+def variables_by_name(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.Variable]:
+    """Returns the variables of a layer itself, with the number of each among those of its name.
+
+    `Layer._trainable_variables`, `_non_trainable_variables`, and `_seed_generators`.
+    """
+    seeds = [generator.state for generator in layer._seed_generators]
+    named: dict[tuple[str, int], keras.Variable] = {}
+    for variable in [*layer._trainable_variables, *layer._non_trainable_variables, *seeds]:
+        name = variable.name
+        named[name, sum(name == other for other, _ in named)] = variable
+    return named
 
 
 def remat_replaced_by(

@@ -11,7 +11,11 @@ import keras
 import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.common import global_state
-from keras.src.models.functional import Functional, unpack_singleton
+from keras.src.models.functional import (
+    Functional,
+    functional_like_constructor,
+    unpack_singleton,
+)
 from keras.src.random import seed_generator
 from keras.src.trainers import trainer
 
@@ -473,6 +477,16 @@ def functional_graph(model: keras.Model) -> Functional | None:
         graph = model._functional
     is_plain = isinstance(graph, Functional) and type(graph).call is Functional.call
     return graph if is_plain and not is_assigned(graph, "call") else None
+
+
+def can_be_cloned(model: keras.Model) -> bool:
+    """Returns whether `keras.models.clone_model` returns a model of the same class.
+
+    It does not if a class creates its own inputs and outputs: `functional_like_constructor`.
+    """
+    return is_functional(model) and (
+        isinstance(model, keras.Sequential) or functional_like_constructor(type(model))
+    )
 
 
 def is_functional(model: keras.layers.Layer) -> bool:

@@ -57,7 +57,7 @@ def test_each_device_holds_the_planned_shards(stage: str) -> None:
     strategy = Sharded(2, shard=stage, smallest=64)
     trainer = Trainer(wide, strategy)
     model, described = trainer.model, trainer.describe()
-    planned = plan.plan(model, [model.optimizer], strategy.devices, 64)
+    planned = plan.plan(model, [model.optimizer], strategy.devices, 64, cuts_weights=True)
     wanted = planned.bytes_by_owner(strategy.devices, 3.0, stage != "parameters", False)
     trainer.fit(IDS, LABELS, batch_size=5, verbose=0)
     num_bytes = bytes_by_device(model.trainable_variables + model.optimizer.variables)
@@ -65,6 +65,38 @@ def test_each_device_holds_the_planned_shards(stage: str) -> None:
     assert num_bytes == {"CPU:0": wanted["CPU:0"] + scalars, "CPU:1": wanted["CPU:1"]}
     assert described["split"].startswith("89.7% of 3,151 parameters in 2 shards, the others whole")
     assert described["weights and optimizer state"].count("MB") == 2
+
+
+def adapted(quantized: str | None) -> keras.Model:
+    """Returns a model whose two large kernels are frozen, quantized, and adapted by LoRA."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((64,))
+    hidden = layers.Dense(64, name="one")(layers.Dense(64, "relu", name="two")(inputs))
+    model = keras.Model(inputs, layers.Dense(1)(hidden))
+    for layer in (model.get_layer("one"), model.get_layer("two")):
+        if quantized is not None:
+            layer.quantize(quantized)
+        layer.enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.01, epsilon=1e-2), "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["sharded", "tensor_parallel", "pipeline"])
+@pytest.mark.parametrize("quantized", [None, "int8", "int4"])
+def test_frozen_weights_are_divided(quantized: str | None, strategy: str) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 64)).astype("float32")
+    y = x.sum(-1, keepdims=True) / 8
+    plain, trainer = adapted(quantized), Trainer(adapted(quantized), strategy, devices=2)
+    options: dict[str, Any] = {"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}
+    losses = [one.fit(x, y, **options).history["loss"] for one in (plain, trainer)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    kernels = [v for v in trainer.model.non_trainable_variables if v.name == "kernel"]
+    held = bytes_by_device(kernels)
+    assert held["CPU:0"] == held["CPU:1"] == plan.num_bytes(kernels[0])
+    for one, other in zip(plain.layers, trainer.model.layers, strict=True):
+        for old, new in zip(one.variables, other.variables, strict=True):
+            if not old.trainable:
+                np.testing.assert_array_equal(np.asarray(new), np.asarray(old))
 
 
 @pytest.mark.parametrize(

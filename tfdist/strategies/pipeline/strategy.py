@@ -30,7 +30,7 @@ from tfdist.strategies.pipeline.tracing import Tracing
 from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.strategies.variables import VariableLayout
-from tfdist.upstream.keras_layers import operations_called_through
+from tfdist.upstream.keras_layers import frozen_weights, operations_called_through
 from tfdist.upstream.keras_model import move, values_chosen_by
 from tfdist.upstream.keras_optimizers import slots_of
 
@@ -193,13 +193,11 @@ class StagedVariables(VariableLayout):
             return
         self.stages = stages = self._planner.stages_of(model)
         self.stages_of.update(stages.stages_of_calls())
-        homes = self._homes()
-        for weights in stages.weights():
-            for weight in weights:
-                if keras.backend.is_float_dtype(
-                    weight.dtype
-                ):  # seeds and counters stay on the host
-                    move(weight, homes[id(weight)])
+        homes, quantized = self._homes(), {id(v) for v in frozen_weights(model)}
+        for weight in (weight for weights in stages.weights() for weight in weights):
+            # Seeds and counters stay on the host.
+            if keras.backend.is_float_dtype(weight.dtype) or id(weight) in quantized:
+                move(weight, homes[id(weight)])
 
     def prepare(self, model: Any, optimizers: Sequence[Any]) -> None:
         self.place(model)

@@ -167,7 +167,7 @@ class ParameterGather:
         return gathered
 
     def _noted(self, gathered: GatheredParameter, tensor: tf.Tensor) -> tf.Tensor:
-        if self._tape is not None:
+        if self._tape is not None and gathered.variable.trainable:
             self._tape.watch(tensor)
         gathered.reads.append(tensor)
         return tensor
@@ -228,9 +228,16 @@ def _wanted_again(
 
 def _uses(gathered: GatheredParameter, backward: Mapping[str, int]) -> list[_Use]:
     """Returns the backward operations that read a variable, in the order in which they run."""
+    reads = list(gathered.reads)
+    for read in reads:  # grows: a custom gradient keeps an identity of what it reads
+        reads += [
+            consumer.outputs[0]
+            for consumer in read.consumers()
+            if consumer.type == "Identity" and consumer.name not in backward
+        ]
     uses = [
         _Use(backward[consumer.name], consumer, read)
-        for read in gathered.reads
+        for read in reads
         for consumer in read.consumers()
         if consumer.name in backward and consumer.type not in _SIZE_OPERATIONS
     ]

@@ -13,6 +13,7 @@ from tfdist.groups.base import shard_sizes
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream import keras_model
 from tfdist.upstream.features import existing
+from tfdist.upstream.keras_layers import frozen_weights
 from tfdist.upstream.keras_optimizers import custom_step_of, is_of_keras
 from tfdist.upstream.keras_variables import ShardedVariable
 
@@ -46,20 +47,27 @@ class Plan:
     """Where the state of each weight goes.
 
     Attributes:
-        cut: Weights of which each owner keeps a shard.
-        homes: The other weights, each with the owner that has least so far, for its state.
+        cut: Trained weights of which each owner keeps a shard.
+        homes: The other ones, each with the owner that has least so far, for its state.
+        frozen: Frozen and quantized weights of which each owner keeps a shard.
         reason_whole: Why no weight is sharded; None: some may be.
     """
 
     cut: list[keras.Variable]
     homes: list[tuple[keras.Variable, str]]
+    frozen: list[keras.Variable]
     reason_whole: str | None
 
     def describe(self, num_owners: int, rest_is: str) -> str:
         """Returns in words what share of the parameters is sharded, and where the rest is."""
-        num_cut = sum(weight.shape.num_elements() for weight in self.cut)
+        num_frozen, num_cut = (
+            sum(weight.shape.num_elements() for weight in weights)
+            for weights in (self.frozen, [*self.cut, *self.frozen])
+        )
         total = num_cut + sum(weight.shape.num_elements() for weight, _ in self.homes)
         text = f"{num_cut / max(total, 1):.1%} of {total:,} parameters in {num_owners} shards"
+        if self.frozen:
+            text += f", {num_frozen:,} of them frozen"
         if self.homes:
             text += f", the others whole, {rest_is}"
         return text + (f" ({self.reason_whole})" if self.reason_whole else "")
@@ -79,11 +87,11 @@ class Plan:
             is_rest_copied: Whether each owner has all state of what is not sharded.
         """
         held = dict.fromkeys(owners, 0.0)
-        for weight in self.cut:
+        for weight, of_weight in [*((w, state) for w in self.cut), *((w, 0) for w in self.frozen)]:
             size = tf.as_dtype(weight.dtype).size
             sizes = shard_sizes(weight.shape.num_elements(), len(owners))
             for owner, num_bytes_of_shards in zip(owners, sizes, strict=True):
-                held[owner] += size * num_bytes_of_shards * (1 + state)
+                held[owner] += size * num_bytes_of_shards * (1 + of_weight)
         for weight, home in self.homes:
             for owner in owners if is_rest_copied else [home]:
                 held[owner] += num_bytes(weight) * (state if copies_weights else 1 + state)
@@ -100,16 +108,19 @@ def plan(
     optimizers: Sequence[keras.optimizers.Optimizer],
     owners: Sequence[str],
     smallest: int,
+    cuts_weights: bool,
 ) -> Plan:
-    """Returns what happens to each trainable weight; the same result each time.
+    """Returns what happens to each weight; the same result each time.
 
     Args:
         model: A built model.
         optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
         owners: The devices or processes that share the state.
         smallest: The smallest number of elements of a weight that is sharded.
+        cuts_weights: Whether weights themselves are sharded, not only what belongs to them.
     """
     reason, sparse = reason_whole(model, optimizers), tables(model)
+    frozen = frozen_to_cut(model, smallest) if cuts_weights else []
     load, cut, homes = dict.fromkeys(owners, 0), [], []
     for weight in sorted(model.trainable_variables, key=num_bytes, reverse=True):
         if reason is None and id(weight) not in sparse and can_be_cut(weight, smallest):
@@ -118,10 +129,23 @@ def plan(
         home = min(owners, key=load.__getitem__)
         load[home] += num_bytes(weight)
         homes.append((weight, home))
-    return Plan(cut, homes, reason)
+    return Plan(cut, homes, frozen, reason)
 
 
 # ---- which variables can be sharded ----
+
+
+def frozen_to_cut(model: keras.Model, smallest: int) -> list[keras.Variable]:
+    """Returns the frozen and quantized weights to shard, which are gathered and never reduced.
+
+    Args:
+        model: A built model.
+        smallest: The smallest number of elements of a weight that is sharded.
+    """
+    if custom_step_of(model, training=True) is not None:
+        return []
+    frozen = frozen_weights(model)
+    return [v for v in frozen if v.constraint is None and v.shape.num_elements() >= smallest]
 
 
 def reason_whole(

@@ -127,7 +127,7 @@ class ShardedVariables(VariableLayout):
         slots: dict[int, list[keras.Variable]] = {}
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
             slots.setdefault(id(weight), []).append(slot)
-        for weight in planned.cut:
+        for weight in [*planned.cut, *planned.frozen]:
             self._cut(weight, slots.get(id(weight), []))
         for weight, owner in planned.homes:
             self.keep_whole(weight, slots.get(id(weight), []), owner)
@@ -139,7 +139,7 @@ class ShardedVariables(VariableLayout):
         gc.collect()  # cycles may hold the full values, and Python frees them at any time
 
     def _plan(self, model: Any, optimizers: Sequence[Any]) -> plan.Plan:
-        return plan.plan(model, optimizers, self._owners, self._smallest)
+        return plan.plan(model, optimizers, self._owners, self._smallest, not self.copies_weights)
 
     def _cut(self, weight: keras.Variable, slots: list[keras.Variable]) -> None:
         """Gives each owner its shard of a weight and of the weight's optimizer state."""

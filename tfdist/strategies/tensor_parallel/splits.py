@@ -22,8 +22,9 @@ from tfdist.groups.fusion import copied_slices
 from tfdist.upstream.keras_layers import (
     attention_axes,
     into_heads,
-    is_plain,
+    is_unquantized,
     kernel_of,
+    lora_factors,
     out_of_heads,
 )
 
@@ -133,15 +134,19 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
         layer: A built layer.
         num_devices: The number of devices.
     """
-    if not _is_supported(type(layer)) or not layer.built or not is_plain(layer):
+    if not _is_supported(type(layer)) or not layer.built or not is_unquantized(layer):
         return []
     splits: Sequence[Split | None]
     if isinstance(layer, ATTENTIONS):
         splits = [_heads(layer, num_devices)]
-    elif isinstance(layer, layers.ReversibleEmbedding):
-        splits = [_reversible(layer, num_devices)]
     elif isinstance(layer, layers.EinsumDense):
         splits = _einsum(layer, num_devices)
+    elif lora_factors(layer) and (
+        isinstance(layer, layers.ReversibleEmbedding) or getattr(layer, "groups", 1) > 1
+    ):
+        splits = []
+    elif isinstance(layer, layers.ReversibleEmbedding):
+        splits = [_reversible(layer, num_devices)]
     elif isinstance(layer, DEPTHWISE):
         splits = [_depthwise(layer, num_devices)]
     elif getattr(layer, "groups", 1) > 1:
@@ -171,15 +176,20 @@ def _affine(layer: Any, num_devices: int) -> list[Split]:
     column = Split(
         layer,
         "column",
-        [Cut(kernel, AlongAxis(of_outputs, outputs)), *_bias(layer, 0, outputs)],
+        [
+            Cut(kernel, AlongAxis(of_outputs, outputs)),
+            *_bias(layer, 0, outputs),
+            *_lora(layer, of_outputs, outputs),
+        ],
         outputs=AlongAxis(channels, outputs),
     )
     if isinstance(layer, layers.Embedding):
         rows = AlongAxis(0, shard_sizes(kernel.shape[0], num_devices))
-        return [column, Split(layer, "vocabulary", [Cut(kernel, rows)])]
+        by_rows = [] if lora_factors(layer) else [Split(layer, "vocabulary", [Cut(kernel, rows)])]
+        return [column, *by_rows]
     inputs = shard_sizes(kernel.shape[of_inputs], num_devices)
-    cut = Cut(kernel, AlongAxis(of_inputs, inputs))
-    return [column, Split(layer, "row", [cut], inputs=AlongAxis(channels, inputs))]
+    cuts = [Cut(kernel, AlongAxis(of_inputs, inputs)), *_lora(layer, of_inputs, inputs)]
+    return [column, Split(layer, "row", cuts, inputs=AlongAxis(channels, inputs))]
 
 
 def _reversible(layer: Any, num_devices: int) -> Split:
@@ -227,14 +237,14 @@ def _einsum(layer: Any, num_devices: int) -> list[Split]:
     axis = output_axis(layer.equation, layer.bias_axes, kernel.shape)
     if axis is not None:
         sizes = shard_sizes(kernel.shape[axis.of_kernel], num_devices)
-        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, sizes))]
+        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, sizes)), *_lora(layer, axis.of_kernel, sizes)]
         if axis.of_bias is not None:
             cuts += _bias(layer, axis.of_bias, sizes)
         splits.append(Split(layer, "column", cuts, outputs=AlongAxis(axis.of_tensor, sizes)))
     axis = input_axis(layer.equation, kernel.shape)
     if axis is not None:
         sizes = shard_sizes(kernel.shape[axis.of_kernel], num_devices)
-        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, sizes))]
+        cuts = [Cut(kernel, AlongAxis(axis.of_kernel, sizes)), *_lora(layer, axis.of_kernel, sizes)]
         splits.append(Split(layer, "row", cuts, inputs=AlongAxis(axis.of_tensor, sizes)))
     return splits
 
@@ -245,7 +255,7 @@ def _heads(layer: Any, num_devices: int) -> Split | None:
     Not with an activity regularizer, which the projections apply to their outputs.
     """
     projections, out = into_heads(layer), out_of_heads(layer)
-    if len(attention_axes(layer)) > 1 or not all(map(is_plain, [*projections, out])):
+    if len(attention_axes(layer)) > 1 or not all(map(is_unquantized, [*projections, out])):
         return None
     if any(projection.activity_regularizer for projection in [*projections, out]):
         return None
@@ -256,13 +266,23 @@ def _heads(layer: Any, num_devices: int) -> Split | None:
         # With grouped queries, several heads of queries share one head of keys and values.
         heads = [kernel_of(projection).shape[1] // fewest * size for size in sizes]
         cuts += [Cut(kernel_of(projection), AlongAxis(1, heads)), *_bias(projection, 0, heads)]
+        cuts += _lora(projection, 1, heads)
     queries = cuts[0].division.sizes
-    return Split(layer, "heads", [*cuts, Cut(kernel_of(out), AlongAxis(0, queries))])
+    cuts += [Cut(kernel_of(out), AlongAxis(0, queries)), *_lora(out, 0, queries)]
+    return Split(layer, "heads", cuts)
 
 
 def _bias(layer: Any, axis: int, own: Sequence[int]) -> list[Cut]:
     bias = getattr(layer, "bias", None)
     return [] if bias is None else [Cut(bias, AlongAxis(axis, own))]
+
+
+def _lora(layer: Any, axis: int, own: Sequence[int]) -> list[Cut]:
+    """Divides the matrix of LoRA that has an axis of the kernel; each device has all the other."""
+    if (factors := lora_factors(layer)) is None:
+        return []
+    is_last = axis == len(kernel_of(layer).shape) - 1
+    return [Cut(factors[is_last], AlongAxis(1 if is_last else axis, own))]
 
 
 def _channel_axis(layer: Any) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -26,7 +26,8 @@ from tfdist.strategies import STRATEGIES, batches
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.processes import join_processes
-from tfdist.strategies.sharded.plan import num_bytes
+from tfdist.strategies.sharded.division import OverDevices
+from tfdist.strategies.sharded.plan import frozen_to_cut, num_bytes
 from tfdist.strategies.tensor_parallel import rules
 from tfdist.strategies.tensor_parallel.calls import Calls
 from tfdist.strategies.tensor_parallel.layout import Layout, layout
@@ -36,7 +37,7 @@ from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_optimizers import refuse_elsewhere, slots_of, unwrapped
 from tfdist.upstream.keras_training import weights_swapped_by_assignment
-from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable
+from tfdist.upstream.keras_variables import Division, ShardedGradient, ShardedVariable
 
 _KINDS = {
     "column": "by column",
@@ -174,6 +175,7 @@ class SlicedVariables(VariableLayout):
         super().__init__(devices, group)
         self._host, self._rules = connection.on_this_host("CPU:0"), rules
         self._smallest = 1 if rules is not None else smallest
+        self._stored = OverDevices(len(devices))  # frozen weights of layers that are not split
         self.layouts: weakref.WeakKeyDictionary[keras.Model, Layout]
         self.layouts = weakref.WeakKeyDictionary()
         self._rows = {"split": "known when the shapes of the data are known"}
@@ -200,7 +202,7 @@ class SlicedVariables(VariableLayout):
         weights = {id(v) for v in model.variables}
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
             if id(weight) in cut and slot.shape == weight.shape:
-                self._divide(Cut(slot, cut[id(weight)].division))
+                self._divide(slot, cut[id(weight)].division)
             elif id(weight) in weights:
                 self._put(slot)
         for optimizer in plain if cut else ():
@@ -214,11 +216,17 @@ class SlicedVariables(VariableLayout):
             model, plain, len(self._devices), self._rules, self._smallest, self.layouts.get(model)
         )
         self.layouts[model] = arranged
-        self._rows = _describe(model, arranged, self._devices)
         cut = {id(one.variable): one for split in arranged.splits for one in split.cuts}
+        frozen: list[keras.Variable] = []
+        if self._rules is None:  # with rules, what none of them names stays whole
+            frozen = frozen_to_cut(model, max(self._smallest, len(self._devices)))
+        stored = {id(v) for v in frozen} - cut.keys()
+        self._rows = _describe(model, arranged, self._devices, stored)
         for variable in model.variables:
             if id(variable) in cut:
-                self._divide(cut[id(variable)])
+                self._divide(variable, cut[id(variable)].division)
+            elif id(variable) in stored:
+                self._divide(variable, self._stored)
             elif keras.backend.is_float_dtype(variable.dtype):  # not seeds and counters
                 self._put(variable)
         gc.collect()  # cycles may hold the full values, and Python frees them at any time
@@ -230,14 +238,13 @@ class SlicedVariables(VariableLayout):
             keras_variables.unite(variable, self._host)
         keras_model.move(variable, self._devices[0])
 
-    def _divide(self, own: Cut) -> None:
+    def _divide(self, variable: keras.Variable, division: Division) -> None:
         """Divides a variable, unless it is divided in this way already."""
-        variable = own.variable
         if isinstance(variable, ShardedVariable):
-            if variable.division == own.division:
+            if variable.division == division:
                 return
             keras_variables.unite(variable, self._host)
-        keras_variables.divide(variable, own.division, self._devices, keep_whole=False)
+        keras_variables.divide(variable, division, self._devices, keep_whole=False)
 
     def all_reduce(self, tensors: list) -> list:
         """Returns tensors summed over the processes, each on its own device."""
@@ -265,7 +272,9 @@ def _or_none(gradient: Any) -> Any:
 # ---- the start-up table ----
 
 
-def _describe(model: keras.Model, found: Layout, devices: Sequence[str]) -> dict[str, str]:
+def _describe(
+    model: keras.Model, found: Layout, devices: Sequence[str], stored: Set[int]
+) -> dict[str, str]:
     """Returns rows about what is split, the work in it, and the weights of each device."""
     cut = {id(c.variable): c for split in found.splits for c in split.cuts}
     weights = model.trainable_variables + model.non_trainable_variables
@@ -277,6 +286,7 @@ def _describe(model: keras.Model, found: Layout, devices: Sequence[str]) -> dict
     held = dict.fromkeys(devices, 0.0)
     for weight in (v for v in weights if v.dtype != "string"):
         parts = cut[id(weight)].division.sizes if id(weight) in cut else [1]
+        parts = [1] * len(devices) if id(weight) in stored else parts
         for device, size in zip(devices, parts, strict=False):
             held[device] += num_bytes(weight) * size / sum(parts)
     return {
@@ -284,6 +294,7 @@ def _describe(model: keras.Model, found: Layout, devices: Sequence[str]) -> dict
         + (f" and {work:.1%} of the work" if work is not None else "")
         + f" over {len(devices)} devices: {split}"
         + (f" ({found.reason_whole})" if found.reason_whole else ""),
+        **({"stored in shards": f"{len(stored)} frozen weights of other layers"} if stored else {}),
         "whole": f"all else, on {connection.short(devices[0])}",
         "weights": ", ".join(
             f"{connection.short(device)} {num / 1e6:,.1f} MB" for device, num in held.items()
