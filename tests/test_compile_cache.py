@@ -12,9 +12,11 @@ from tfdist import compile_cache
 from tfdist.errors import ConfigurationError
 
 SCRIPT = """
-import sys
+import os, sys
 import tfdist
 folder = tfdist.compile_cache.use(sys.argv[1])
+tfdist.compile_cache.compile_in_parallel()
+print(os.environ["XLA_FLAGS"], file=sys.stderr)
 import keras
 import numpy as np
 keras.utils.set_random_seed(0)
@@ -27,15 +29,25 @@ print(folder, history["loss"][0].hex())
 
 
 def test_later_process_loads_the_program(tmp_path: Path) -> None:
+    """With a GPU, what XLA tunes is kept as well; XLA would end a process with an unknown flag."""
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\necho NVIDIA H100")
+    driver.chmod(0o755)
+    with_gpu = {"PATH": f"{driver.parent}:{ENVIRON['PATH']}"}
     # A fixed order of Python's sets makes TensorFlow write the same program each time.
     script = functools.partial(
-        python, "-c", SCRIPT, str(tmp_path), env=ENVIRON | {"PYTHONHASHSEED": "0"}
+        python, "-c", SCRIPT, str(tmp_path), env=ENVIRON | with_gpu | {"PYTHONHASHSEED": "0"}
     )
-    first = script().stdout.split()
-    (program,) = files = [*Path(first[0]).iterdir()]
+    done = script()
+    first = done.stdout.split()
+    tuning, parallel = done.stderr.split("--xla_gpu_")[1:3]
+    assert tuning.split() == [f"per_fusion_autotune_cache_dir={first[0]}/autotune"]
+    assert parallel.split()[0] == "enable_llvm_module_compilation_parallelism=true"
+    (program,) = files = [*Path(first[0]).glob("*.pb")]
     written = program.stat().st_mtime_ns
     assert script().stdout.split() == first
-    assert [*Path(first[0]).iterdir()] == files
+    assert [*Path(first[0]).glob("*.pb")] == files
     assert program.stat().st_mtime_ns == written
     program.write_bytes(program.read_bytes()[:-1000])  # it is read: damage is found
     failed = script(code=1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from pipelines.cores import num_cores
-from tfdist import cluster
+from tfdist import cluster, compile_cache
 from tfdist.cluster import gpus as gpus_of_workers
 from tfdist.cluster.remote import connection
 from tfdist.errors import ConfigurationError, DeviceError
@@ -159,6 +159,8 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     """
     gpus_of_workers.visible(os.environ)  # raises an error if a GPU occurs twice
     _limit_threads()
+    if tf.config.list_physical_devices("GPU"):
+        compile_cache.compile_in_parallel()
     if devices is None:
         return _all(default_cpus)
     if isinstance(devices, int):

@@ -96,7 +96,13 @@ def images_model(**options: object) -> keras.Model:
     keras.utils.set_random_seed(1)
     norm = layers.BatchNormalization(momentum=MOMENTUM, **options)
     model = keras.Sequential(
-        [keras.Input((5, 4, 3)), layers.Conv2D(6, 3), norm, layers.Flatten(), layers.Dense(1)]
+        [
+            keras.Input((5, 4, 3)),
+            layers.Conv2D(6, 3, bias_initializer="ones"),
+            norm,
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
     )
     model.compile(keras.optimizers.SGD(0.1), "mse")
     return model
@@ -116,16 +122,25 @@ def test_fused_kernel_trains_as_keras(options: dict, precision: str) -> None:
     graphs = graphs_run_by(lambda: trainer.fit(x, y, **fit))
     kinds = {node.op for graph in graphs for node in graph.post_optimization_graph.node}
     assert {"FusedBatchNormV3", "FusedBatchNormGradV3"} <= kinds
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(precision)
-    try:
-        expected = images_model(**options)
-        expected.fit(x, y, **fit)
-    finally:
-        keras.config.set_dtype_policy(before)
-    tolerance = {"float32": 1e-5, "mixed_float16": 2e-3, "mixed_bfloat16": 2e-2}[precision]
-    for found, wanted in zip(trainer.model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+
+    def in_keras(policy: str) -> list[np.ndarray]:
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(policy)
+        try:
+            model = images_model(**options)
+            model.fit(x, y, **fit)
+        finally:
+            keras.config.set_dtype_policy(before)
+        return model.get_weights()
+
+    exact, theirs = (
+        np.concatenate([w.ravel() for w in in_keras(p)]) for p in ("float32", precision)
+    )
+    mine = np.concatenate([weight.ravel() for weight in trainer.model.get_weights()])
+    if precision == "float32":
+        np.testing.assert_allclose(mine, exact, rtol=1e-5, atol=1e-5)
+    else:  # rounding may move the weights little further than it does in Keras
+        assert np.linalg.norm(mine - exact) <= 1.5 * np.linalg.norm(theirs - exact)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

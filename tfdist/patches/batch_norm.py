@@ -108,6 +108,7 @@ def fused(
     if not (training and layer.trainable) or mask is not None or x.dtype not in _FUSED_DTYPES:
         return type(layer).call(layer, inputs, training=training, mask=mask)
     channels = x.shape[-1]
+    x, bias = _without_bias(x)
     moving = [tf.cast(v, tf.float32) for v in (layer.moving_mean, layer.moving_variance)]
     outputs, mean, unbiased, *_ = tf.raw_ops.FusedBatchNormV3(
         x=x,
@@ -121,12 +122,32 @@ def fused(
     )
     # `unbiased` is m * moving + (1 - m) * variance / (1 - share), with one value's share of all.
     share = 1 / tf.cast(tf.size(x) // channels, tf.float32)
+    if bias is not None:
+        mean += (1 - layer.momentum) * tf.cast(bias, tf.float32)
     variance = unbiased * (1 - share) + moving[1] * (layer.momentum * share)
     for old, new in zip(
         (layer.moving_mean, layer.moving_variance), _if_rows(layer, mean, variance), strict=True
     ):
         old.assign(tf.cast(new, old.dtype))
     return tf.cast(outputs, layer.compute_dtype)
+
+
+def _without_bias(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
+    """Returns what a bias was added to, and the bias; `x` and None if none was added.
+
+    Normalizing subtracts the bias again, so that its gradient is zero. Adding it and summing its
+    gradient reads and writes the outputs of a convolution seven times.
+    """
+    if tf.executing_eagerly() or x.op.type != "BiasAdd" or x.op.get_attr("data_format") != b"NHWC":
+        return x, None
+    without, bias = x.op.inputs
+
+    @tf.custom_gradient
+    def connected(without: tf.Tensor, bias: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        # Keras's optimizers expect a gradient for each weight: zeros, not None.
+        return tf.identity(without), lambda upstream: (upstream, tf.zeros_like(bias))
+
+    return connected(without, bias), bias
 
 
 def global_moments(

@@ -99,8 +99,10 @@ class TrainStep:
         optimizer = self.scaling.optimizer
         # A weight that is written while the backward pass still reads it is copied first. One
         # group needs an edge per gradient and per write instead of one for each pair of them.
-        backward_done = tf.group(*tf.nest.flatten(sums.gradients, expand_composites=True))
-        with learning_rate_evaluated(optimizer), tf.control_dependencies([backward_done]):
+        # With a loss scale, the check for overflow waits for all gradients anyway, and an edge out
+        # of a gradient of BatchNorm would keep Grappler from fusing it with that of a ReLU.
+        waited = [] if self.scaling.active else tf.nest.flatten(sums.gradients, True)
+        with learning_rate_evaluated(optimizer), tf.control_dependencies([tf.group(*waited)]):
             by_index = self._state.rows.lookups.of_batch(sums.gradients_of(self._trainable))
             gradients = [by_index.get(i) for i in range(len(self._trainable))]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -35,6 +37,17 @@ def test_libraries_are_not_needed_without_a_gpu(monkeypatch: pytest.MonkeyPatch)
     assert {name for name, check in found.items() if check.state != "ok"} == {"CUDA libraries"}
     assert found["CUDA libraries"].state == "missing"  # neither passed nor failed
     assert "not found: CUDA driver (no.so.1) (needed only" in found["CUDA libraries"].value
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("number", "state"), [(90300, "missing"), (91002, "ok"), (92800, "ok")])
+def test_old_cudnn_is_named(number: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cudnn = types.SimpleNamespace(cudnnGetVersion=lambda: number)
+    monkeypatch.setattr(devices.ctypes, "CDLL", lambda file: cudnn)
+    check = lines()["cuDNN (libcudnn.so.9)"]
+    assert check.value.startswith(f"9.{number // 100 % 100}.{number % 100} ")
+    assert check.state == state
+    assert ("nvidia-cudnn-cu12>=9.10" in check.fix) == (state == "missing")
 
 
 @pytest.mark.usefixtures("cuda")

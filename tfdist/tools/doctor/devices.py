@@ -23,6 +23,9 @@ LIBRARIES = {
     "NCCL": "libnccl.so.2",
 }
 
+#: From this version of cuDNN on, there are kernels for Hopper that wheels of PyTorch use, too.
+_RECENT_CUDNN = (9, 10)
+
 _FIX_DRIVER = "install NVIDIA's driver; in a container: run it with --gpus all"
 _FIX_LIBRARIES = "pip install 'tensorflow[and-cuda]'"
 _FIX_BUILD = f"pip uninstall -y tensorflow-cpu; {_FIX_LIBRARIES}"
@@ -100,15 +103,34 @@ def _libraries(needed: bool) -> list[Check]:
 
 def _library(name: str, file: str) -> Check:
     """Searches for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
-    name = f"{name} ({file})"
-    if where := _in_wheels(file):
-        return Check(name, str(where))
+    title, where = f"{name} ({file})", _in_wheels(file)
     try:
-        ctypes.CDLL(file)
+        version = _version(ctypes.CDLL(str(where or file)))
     except OSError:
+        if where:
+            return Check(title, str(where))
         driver = file == LIBRARIES["CUDA driver"]
-        return Check(name, "not found", "wrong", _FIX_DRIVER if driver else _FIX_LIBRARIES)
-    return Check(name, "found by the system's loader")
+        return Check(title, "not found", "wrong", _FIX_DRIVER if driver else _FIX_LIBRARIES)
+    value = f"{'.'.join(map(str, version))} {where or 'found by the system loader'}".strip()
+    if name == "cuDNN" and version < _RECENT_CUDNN:
+        recent = ".".join(map(str, _RECENT_CUDNN))
+        value += f": convolutions may be slower than with {recent} or later"
+        return Check(title, value, "missing", f"pip install 'nvidia-cudnn-cu12>={recent}'")
+    return Check(title, value)
+
+
+def _version(library: ctypes.CDLL) -> tuple[int, ...]:
+    """Returns the version of cuDNN or cuBLAS; empty for other libraries."""
+    if hasattr(library, "cudnnGetVersion"):
+        number = library.cudnnGetVersion()
+        return number // 10_000, number // 100 % 100, number % 100
+    if not hasattr(library, "cublasGetProperty"):
+        return ()
+    part, version = ctypes.c_int(), []
+    for kind in range(3):  # MAJOR_VERSION, MINOR_VERSION, PATCH_LEVEL
+        library.cublasGetProperty(kind, ctypes.byref(part))
+        version.append(part.value)
+    return tuple(version)
 
 
 def _in_wheels(file: str) -> Path | None:
