@@ -260,7 +260,10 @@ class Optimization(BaseModel):
     steps_per_call: Literal["auto"] | PositiveInt = Field(
         "auto", description="optimizer steps per call of the training function"
     )
-    jit_compile: bool = Field(False, description="compile the step with XLA")
+    jit_compile: Literal["auto"] | bool = Field(
+        "auto",
+        description="compile the step with XLA; auto: on one GPU, for models without convolutions",
+    )
     run_eagerly: bool = Field(False, description="run without graphs, for debugging; slow")
 
 

@@ -447,6 +447,7 @@ class Trainer:
         return self.strategy.describe() | {
             "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
             "precision": self.model.dtype_policy.name,
+            "XLA": "forward and backward pass" if self.model.jit_compile else "no",
             "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
             "remat": self.remat,
             "not exact": self._exactness.reported(),

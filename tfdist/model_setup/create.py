@@ -22,6 +22,8 @@ from tfdist.upstream import keras_model, keras_optimizers
 #: A function that builds and compiles a model, or a compiled model.
 BuildModel: TypeAlias = "Callable[[], keras.Model] | keras.Model"
 
+_CONVOLUTIONS = tuple(kind for name, kind in vars(keras.layers).items() if "Conv" in name)
+
 
 def create(
     source: BuildModel,
@@ -43,15 +45,22 @@ def create(
         UnsupportedModelError: The model cannot be rebuilt from its configuration.
         OutOfMemoryError: The weights do not fit into the device's memory.
     """
+
+    def uses_xla_by_default(model: keras.Model) -> bool:
+        """Whether `jit_compile="auto"` keeps its meaning of plain Keras.
+
+        With several replicas, forward and backward pass may contain an all-reduce. XLA tunes each
+        convolution for seconds on the host, so that the first step of a ResNet-50 takes minutes.
+        """
+        layers = keras_model.flatten_layers(model)
+        return strategy.num_replicas == 1 and not any(isinstance(x, _CONVOLUTIONS) for x in layers)
+
     try:
-        if strategy.num_replicas == 1:
-            return _create(source, strategy, policy, loss_scale)
-        # No XLA by default: the forward and the backward pass may contain an all-reduce.
-        with keras_model.xla_on_demand():
+        with keras_model.use_xla_by_default_if(uses_xla_by_default):
             model = _create(source, strategy, policy, loss_scale)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(build.out_of_memory_message(error)) from error
-    keras_model.use_xla_on_demand(model)
+    keras_model.keep_xla_by_default_if(model, uses_xla_by_default)
     return model
 
 

@@ -185,7 +185,7 @@ def add_flag(group: Any, name: str, field: FieldInfo) -> None:
     """Adds the flag of one field. `TrainConfig` checks the value."""
     default = field.get_default(call_default_factory=True, validated_data={})
     extra: dict[str, Any] = {"default": argparse.SUPPRESS if default is None else default}
-    if field.annotation is bool:
+    if bool in (field.annotation, *typing.get_args(field.annotation)):
         extra |= {"action": ActionYesNo(no_prefix="no-")}
     elif name == "set":
         extra = {"action": "append", "metavar": "NAME=VALUE", "default": argparse.SUPPRESS}

@@ -243,7 +243,7 @@ class Runner:
             names, number = ", ".join(created.devices), created.num_replicas
             print(f"tfdist: strategy {created.name}, replicas: {number} ({names})", file=sys.stderr)
         if created.num_replicas > 1:  # replicas may have all-reduces, which XLA cannot compile
-            self._stack.enter_context(keras_model.xla_on_demand())
+            self._stack.enter_context(keras_model.use_xla_by_default_if(lambda model: False))
         return created
 
     @property

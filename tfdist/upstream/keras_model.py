@@ -351,21 +351,27 @@ def refuse_xla(is_refused: Callable[[keras.Model], bool]) -> None:
     replace(trainer, "model_supports_jit", lambda model: supports(model) and not is_refused(model))
 
 
-def xla_on_demand() -> Any:
-    """Returns a context in which `jit_compile="auto"` is False: `_resolve_auto_jit_compile`.
+def use_xla_by_default_if(is_allowed: Callable[[keras.Model], bool]) -> Any:
+    """Returns a context in which `jit_compile="auto"` is XLA only for the models that are allowed.
 
-    Keras does the same in a scope of `tf.distribute`.
+    Whether there is a GPU and the model supports XLA is decided by Keras.
     """
-    return replaced(keras.Model, "_resolve_auto_jit_compile", lambda _: False)
+    plain = keras.Model._resolve_auto_jit_compile
+    return replaced(
+        keras.Model,
+        "_resolve_auto_jit_compile",
+        lambda model: is_allowed(model) and plain(model),
+    )
 
 
-def use_xla_on_demand(model: keras.Model) -> None:
-    """Makes a model use XLA only with `jit_compile=True`, also when it is compiled again."""
-    replace(model, "_resolve_auto_jit_compile", lambda: False)
+def keep_xla_by_default_if(model: keras.Model, is_allowed: Callable[[keras.Model], bool]) -> None:
+    """Applies `use_xla_by_default_if` to a model permanently, for later calls of `compile`."""
+    plain = type(model)._resolve_auto_jit_compile
+    replace(model, "_resolve_auto_jit_compile", lambda: is_allowed(model) and plain(model))
 
 
 def use_xla_by_default(model: keras.Model) -> None:
-    """Undoes `use_xla_on_demand`."""
+    """Undoes `keep_xla_by_default_if`."""
     vars(model).pop("_resolve_auto_jit_compile", None)
 
 
