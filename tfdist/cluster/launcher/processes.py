@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -29,7 +30,7 @@ from tfdist.errors import REQUEUE, TERMINATED, LaunchError, exit_code
 #: Maximum time between SIGTERM and SIGKILL.
 _TERMINATION_SECONDS = 5.0
 _DRAIN_SECONDS = 1.0
-#: Interval at which to check whether workers wait for one that has ended.
+#: Interval at which to look for signals, and for workers that wait for one that has ended.
 _POLL_SECONDS = 0.5
 
 
@@ -267,16 +268,14 @@ class Children:
         Raises:
             LaunchError: A worker has ended before all workers had connected.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = time.monotonic() + (math.inf if seconds is None else seconds)
         while not self.done:
-            try:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                polls = bool(self.ended and self._waiting_folder)
-                child = self._queue.get(timeout=_earlier(left, _POLL_SECONDS if polls else None))
-            except queue.Empty:
-                if deadline is not None and time.monotonic() >= deadline:
+            child = self._next_ended(deadline)
+            if child is None:
+                if time.monotonic() >= deadline:
                     return None
-                self._check_waiting()
+                if self.ended and self._waiting_folder:
+                    self._check_waiting()
                 continue
             if child.code and self._restart(child):
                 continue
@@ -374,16 +373,18 @@ class Children:
         """Waits until the given processes have ended; by default, all."""
         deadline = time.monotonic() + seconds
         awaited = children or self._children
-        while any(c.running for c in awaited) and (left := deadline - time.monotonic()) > 0:
-            try:
-                self._queue.get(timeout=left)
-            except queue.Empty:
-                return
+        while any(c.running for c in awaited) and time.monotonic() < deadline:
+            self._next_ended(deadline)
 
-
-def _earlier(one: float | None, other: float | None) -> float | None:
-    """Returns the shorter of two times, of which None is endless."""
-    return min((time for time in (one, other) if time is not None), default=None)
+    def _next_ended(self, deadline: float) -> Child | None:
+        """Returns a child that has ended, or None after a moment, or at a time of the clock."""
+        # A signal that arrives while another one is pending goes to another thread. Its handler
+        # runs in this one, but only once it is awake.
+        seconds = min(deadline - time.monotonic(), _POLL_SECONDS)
+        try:
+            return self._queue.get(timeout=max(0.0, seconds))
+        except queue.Empty:
+            return None
 
 
 def run(
