@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -99,3 +100,23 @@ def test_new_gpu_has_a_line_on_its_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
     gpus.install(monkeypatch, 2, None, capability=(9, 0))
     assert lines()["kernels for compute capability 9.0"].state == "missing"
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(
+    ("flags", "variable", "is_named"),
+    [
+        ("avx2 avx512_vnni", "1", True),
+        ("avx2 avx512_vnni avx512_fp16", "1", False),
+        ("avx2", "1", False),
+        ("avx2 avx512_vnni", "0", False),
+    ],
+)
+def test_onednn_that_keeps_gpus_from_fusing_is_named(
+    flags: str, variable: str, is_named: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gpus.install(monkeypatch, 1, None)
+    (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    monkeypatch.setattr(devices, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", variable)
+    assert ("fusions in float16" in lines()) == is_named

@@ -23,6 +23,7 @@ LIBRARIES = {
     "NCCL": "libnccl.so.2",
 }
 
+_CPU_INFO = Path("/proc/cpuinfo")
 #: From this version of cuDNN on, there are kernels for Hopper that wheels of PyTorch use, too.
 _RECENT_CUDNN = (9, 10)
 
@@ -47,7 +48,22 @@ def checks() -> list[Check]:
     lines += gpu_kernels.checks(details, build.get("cuda_compute_capabilities", []))
     cuda_versions = f"{build.get('cuda_version', '?')} with cuDNN {build.get('cudnn_version', '?')}"
     lines.append(Check("CUDA of TensorFlow", cuda_versions))
+    if details and _onednn_skips_float16():
+        value = "off: oneDNN is on, and this processor has no float16 arithmetic"
+        fix = "export TF_ENABLE_ONEDNN_OPTS=0"
+        lines.append(Check("fusions in float16", value, "missing", fix))
     return lines + _libraries(needed=bool(driver_gpus))
+
+
+def _onednn_skips_float16() -> bool:
+    """Whether TensorFlow's Grappler leaves operations in float16 unfused, also those on GPUs.
+
+    It does where oneDNN is on, by default with VNNI, and the processor cannot compute in float16.
+    """
+    if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0" or not _CPU_INFO.exists():
+        return False
+    flags = set(_CPU_INFO.read_text().split())
+    return not flags.isdisjoint({"avx512_vnni", "avx_vnni"}) and "avx512_fp16" not in flags
 
 
 def _visible(installed: list[str]) -> list[str]:
