@@ -109,3 +109,16 @@ def test_end_of_a_step_waits_for_the_device(ahead: bool, monkeypatch: pytest.Mon
     for assertion in assertions:
         assert f"^{assertion.name}" in timestamp.input
         assert nodes[assertion.input[1]].op.endswith("Recv")  # data sent by the other device
+
+
+def test_interface_stays_small() -> None:
+    """What differs between layouts of variables or feeds belongs to `variables` and `feed`."""
+    methods = {name for name in vars(Strategy) if not name.startswith("_")}
+    attributes = {"devices", "group", "variables", "feed", "exchange", "inexact", "name"}
+    constants = {"default_cpus", "one_trace_from"}
+    assert methods - constants == {
+        *("run", "local_results", "update", "all_reduce", "gradients", "outputs"),
+        *("num_local_replicas", "num_replicas", "first_replica", "check_custom_step"),
+        *("scope", "translate_errors", "describe", "summary"),
+    }
+    assert vars(OneDevice()).keys() | {"name"} == attributes

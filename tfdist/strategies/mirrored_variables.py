@@ -86,8 +86,7 @@ class MirroredVariables(VariableLayout):
     """A set of variables on the device of each replica of the process.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
+        devices, group: As for `VariableLayout`.
         others: Full names of the devices of all replicas but the first, which has the model's own
             variables.
     """

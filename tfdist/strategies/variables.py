@@ -165,8 +165,7 @@ class SharedVariables(VariableLayout):
     """One set of variables, on a device from which every replica reads them.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
+        devices, group: As for `VariableLayout`.
         parameter_device: The device that has the variables.
     """
 

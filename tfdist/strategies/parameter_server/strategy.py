@@ -143,8 +143,7 @@ class ServedVariables(VariableLayout):
     """Each variable on one parameter server, in turn.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
+        devices, group: As for `VariableLayout`.
         num_servers: The number of servers.
         writes_alone: As for `VariableLayout`.
     """

@@ -171,8 +171,7 @@ class StagedVariables(VariableLayout):
         stages_of: The stages of the calls of each operation, in order.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
+        devices, group: As for `VariableLayout`.
         planner: Splits models into stages.
     """
 

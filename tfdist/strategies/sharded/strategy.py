@@ -91,10 +91,7 @@ class ShardedOverDevices(Towers):
 
     Args:
         devices: As for `tfdist.devices.resolve`; one replica, and one shard, on each.
-        shard: As for `Sharded`.
-        smallest: As for `Sharded`.
-        offload: As for `Sharded`.
-        process_group: As for `Sharded`.
+        shard, smallest, offload, process_group: As for `Sharded`.
     """
 
     name = "sharded"
@@ -146,10 +143,7 @@ class ShardedOverProcesses(OneDevice):
 
     Args:
         devices: The device of this process.
-        shard: As for `Sharded`.
-        smallest: As for `Sharded`.
-        offload: As for `Sharded`.
-        process_group: As for `Sharded`.
+        shard, smallest, offload, process_group: As for `Sharded`.
 
     Raises:
         MissingError: Horovod is not installed.

@@ -46,12 +46,9 @@ class ShardedVariables(VariableLayout):
         copies_weights: Whether each replica also has the full weights.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
+        devices, group: As for `VariableLayout`.
         owners: The names of the owners, one for each shard.
-        shard: As for `Sharded`.
-        smallest: As for `Sharded`.
-        offload: As for `Sharded`.
+        shard, smallest, offload: As for `Sharded`.
     """
 
     are_local = False
@@ -191,11 +188,7 @@ class DeviceShards(ShardedVariables):
     """A shard for each device of a process; each of several processes has all shards.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
-        shard: As for `Sharded`.
-        smallest: As for `Sharded`.
-        offload: As for `Sharded`.
+        devices, group, shard, smallest, offload: As for `ShardedVariables`.
         exchange: Sums tensors over all replicas, each where the first replica has it.
     """
 
@@ -264,11 +257,7 @@ class ProcessShards(ShardedVariables):
     """A shard for each process, which rank 0 coordinates: see `rank0_coordinator`.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
-        shard: As for `Sharded`.
-        smallest: As for `Sharded`.
-        offload: As for `Sharded`.
+        devices, group, shard, smallest, offload: As for `ShardedVariables`.
         exchange: How gradients are sent between processes.
         coordinator: Coordinator of this process.
     """

@@ -157,8 +157,7 @@ class SlicedVariables(VariableLayout):
         layouts: How each model is split.
 
     Args:
-        devices: As for `VariableLayout`.
-        group: As for `VariableLayout`.
+        devices, group: As for `VariableLayout`.
         rules: As `layout` of `TensorParallel`.
         smallest: As for `TensorParallel`.
     """
