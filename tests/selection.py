@@ -236,7 +236,7 @@ LONG: dict[str, tuple[str, ...]] = {
             "test_chief_changing_the_model_within_an_epoch_raises",
         )
     },
-    "tests/processes/test_one_worker.py::test_single_worker_matches_one_device": ("processes",),
+    "tests/processes/test_saving.py::test_single_worker_matches_one_device": ("processes",),
     "tests/recipes/test_own_folders.py::test_splits_of_the_folder_are_used": (
         *("val-packed", "test-packed"),
     ),

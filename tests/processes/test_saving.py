@@ -1,4 +1,4 @@
-"""A script that saves its model on all ranks writes each file once."""
+"""What workers save, and a cluster of one worker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import keras
 import pytest
 
+from tests.conformance import engines, results
+from tests.conformance.cases import CASES
+from tests.conformance.layouts import Group, Layout
 from tests.support import starting
 
 pytestmark = pytest.mark.processes
@@ -51,3 +54,13 @@ def test_only_rank_0_writes_and_shows_progress(tmp_path: Path) -> None:
     logs = "".join(path.read_text() for path in tmp_path.rglob("rank-1.log"))
     assert "Epoch 1/2" not in logs
     assert "rank 1: model.save(" in output + logs
+
+
+@pytest.mark.parametrize("via", ["", "processes"])
+def test_single_worker_matches_one_device(via: str) -> None:
+    layout = Layout("multi_worker", 1, num_devices=2, via=via)
+    with Group(layout) as group:
+        for name in ("uneven-batches", "embedding"):
+            expected = engines.expected(name)
+            differences = results.compare(group.train(layout, name), expected, CASES[name])
+            assert not differences, "\n".join(map(str, differences))

@@ -8,7 +8,7 @@ import pytest
 
 from tfdist.tools.doctor import __main__ as doctor
 from tfdist.tools.doctor import host
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 FAILED = Check("port", "in [use]", "wrong", "end the other")
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.support import gpus
 from tfdist.tools.doctor import devices
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 
 @pytest.fixture

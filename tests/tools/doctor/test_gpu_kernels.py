@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.tools.doctor import gpu_kernels
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 BUILT_FOR = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
 

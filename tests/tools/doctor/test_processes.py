@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.cluster.mpi_library import Mpi
 from tfdist.tools.doctor import host, processes
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 from tfdist.tools.install_horovod import cuda, versions
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")

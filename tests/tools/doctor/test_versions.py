@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from tfdist.tools.doctor import versions
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 NEEDED = ["numpy>=2,<3", "keras>=3.15,<3.16", "somelib>=1", "torch>=2; extra == 'others'"]
 FOUND = {"numpy": "2.4.6", "keras": "3.14.0"}

@@ -11,7 +11,7 @@ from jsonargparse import ActionYesNo
 from tfdist.console import command
 from tfdist.errors import TfdistError
 from tfdist.tools.doctor import report
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 _DESCRIPTION = "Checks the environment. Each failed check prints the command that fixes it."
 

@@ -12,7 +12,7 @@ import psutil
 
 from tfdist import cluster, strategies
 from tfdist.errors import ClusterError, TfdistError
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 from tfdist.tools.install_horovod import versions
 
 if TYPE_CHECKING:

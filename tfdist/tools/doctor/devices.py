@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster import gpus
 from tfdist.tools.doctor import gpu_kernels
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 #: The libraries of CUDA 12 that TensorFlow loads by name.
 LIBRARIES = {

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 #: Bytes of the driver's cache that are assumed to suffice for all kernels. The maximum is 4 GiB.
 _LARGE_CACHE = 2 * 1024**3

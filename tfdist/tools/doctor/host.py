@@ -11,7 +11,7 @@ import psutil
 
 from pipelines.cores import num_cores
 from tfdist.cluster import networks
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 
 #: Bytes. TensorFlow and its libraries take half of that before a model is built.
 _MIN_MEMORY = 1024**3

@@ -10,7 +10,7 @@ from typing import Any
 from tfdist import cluster
 from tfdist.cluster import environments, mpi_library, rendezvous
 from tfdist.errors import TfdistError
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 from tfdist.tools.install_horovod import cuda, versions
 
 _INSTALL = f"{Path(sys.executable).name} -m tfdist install_horovod"

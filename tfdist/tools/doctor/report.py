@@ -1,14 +1,35 @@
-"""Prints the environment checks as a table or as JSON."""
+"""The result of an environment check, and reports of all checks as a table or as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from rich.text import Text
 
 from tfdist.console import tables
-from tfdist.tools.doctor.check import Check, State
+
+#: `"missing"`: something optional is not there; `"wrong"`: the check failed, and so does the
+#: command.
+State = Literal["ok", "missing", "wrong"]
+
+
+class Check(NamedTuple):
+    """The result of a check.
+
+    Attributes:
+        name: What was checked.
+        value: The version, size or problem that was detected.
+        state: Whether the check passed.
+        fix: The command or action that fixes the problem; empty if there is none.
+    """
+
+    name: str
+    value: str
+    state: State = "ok"
+    fix: str = ""
+
 
 _STYLES: dict[State, str] = {"ok": "green", "missing": "yellow", "wrong": "red"}
 

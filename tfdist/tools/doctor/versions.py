@@ -7,7 +7,7 @@ from importlib import metadata
 
 from packaging.requirements import Requirement
 
-from tfdist.tools.doctor.check import Check
+from tfdist.tools.doctor.report import Check
 from tfdist.tools.install_horovod import versions
 from tfdist.version import TESTED, __version__, untested
 
