@@ -155,7 +155,7 @@ CHECK: dict[str, float] = {
     "tests/trainer/test_trainer.py::test_model_recompiled_between_fits_matches_keras": 10,
     "tests/trainer/test_data.py::test_ragged_tensors_train_as_in_keras": 8.4,
     "tests/trainer/test_data.py::test_sparse_tensors_train_as_in_keras": 9.1,
-    "tests/trainer/test_errors.py::test_tensorflow_that_started_first_limits_the_devices": 8.9,
+    "tests/trainer/test_refused.py::test_tensorflow_that_started_first_limits_the_devices": 8.9,
     "tests/trainer/test_files.py::test_interrupted_training_resumes": 9,
     "tests/trainer/test_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
     "tests/trainer/test_hub.py": 40,
