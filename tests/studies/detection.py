@@ -1,4 +1,4 @@
-"""`python -m tests.tools.verify.detection`: which silent faults the first step's check detects.
+"""`python -m tests.studies.detection`: which silent faults the first step's check detects.
 
 Each program brings code of a kind that a distributed trainer can get wrong without an error. The
 table has the first value that differs from plain Keras, or that the program is right.

@@ -1,4 +1,4 @@
-"""`python -m tests.recipes.many_rows`: recipe `table` on ten million rows, against scikit-learn.
+"""`python -m tests.studies.many_rows`: recipe `table` on ten million rows, against scikit-learn.
 
 Writes a Parquet file of `--rows` rows, and compares means, scales, class weights, vocabularies and
 labels. It takes some minutes and 8 GB of memory.

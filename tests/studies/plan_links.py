@@ -1,4 +1,4 @@
-"""`python -m tests.tools.plan.links`: compares the scaling plan with processes over slow links.
+"""`python -m tests.studies.plan_links`: compares the scaling plan with processes over slow links.
 
 Hosts are network namespaces with a process each, whose links `tc` slows down to one rate after
 another. The overhead of the software is measured once, on unlimited links; compute time is measured
@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
+from tests.studies.plan_links_worker import SIZES
 from tests.support import ROOT
-from tests.tools.plan.links_worker import SIZES
 from tfdist.console import sizes, table_files
 from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 
@@ -35,7 +35,7 @@ _FREE = Link(1e12, 0.0)
 
 def main() -> int:
     """Measures, and prints and writes the table."""
-    parser = argparse.ArgumentParser(prog="python -m tests.tools.plan.links", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.studies.plan_links", description=__doc__)
     parser.add_argument("--processes", nargs="+", type=int, default=list(PROCESSES))
     parser.add_argument("--rates", nargs="+", default=list(RATES))
     parser.add_argument("--table", type=Path, help="FILE.md or FILE.csv")
@@ -58,7 +58,7 @@ def main() -> int:
 def compare(hosts: Hosts, rates: Sequence[str]) -> list[list[str]]:
     """Returns a row for each rate and measurement, with a process on each host."""
     addresses = ",".join(f"{a}:{5000 + i}" for i, a in enumerate(hosts.addresses.values()))
-    command = [sys.executable, "-m", "tests.tools.plan.links_worker"]
+    command = [sys.executable, "-m", "tests.studies.plan_links_worker"]
     env = {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     with tempfile.TemporaryFile("w+") as errors:
         workers = [

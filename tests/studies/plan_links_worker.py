@@ -1,6 +1,6 @@
-"""A process of `tests.tools.plan.links`: answers each line of its input with seconds as JSON.
+"""A process of `tests.studies.plan_links`: answers each line of its input with seconds as JSON.
 
-    python -m tests.tools.plan.links_worker RANK ADDRESSES
+    python -m tests.studies.plan_links_worker RANK ADDRESSES
 
 ADDRESSES are those of all workers by rank, separated by commas.
 """
