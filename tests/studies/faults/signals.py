@@ -37,7 +37,7 @@ MOMENTS = ("starting", "tracing", "training", "saving", "evaluating")
 STARTERS = ("shell", "nohup", "launcher", "mpirun", "Slurm's variables")
 #: A second signal is sent only to what tfdist starts and to a plain process.
 _STARTERS_OF_TWO = ("shell", "launcher")
-_RECIPE = str(ROOT / "tests" / "faults" / "signalled.py")
+_RECIPE = str(ROOT / "tests" / "studies" / "faults" / "signalled.py")
 _SLURM = {
     **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     **{"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "localhost"},
