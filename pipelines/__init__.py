@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pipelines.reading.mixture import Source as Source
     from pipelines.reading.mixture import mix as mix
     from pipelines.reading.position import Position as Position
+    from pipelines.reading.position import Record as Record
     from pipelines.reading.position import Restart as Restart
     from pipelines.reading.position import peek as peek
     from pipelines.reading.position import restart_of as restart_of
@@ -40,6 +41,7 @@ _ATTRIBUTES = {
     "Feature": "pipelines.format.feature",
     "Index": "pipelines.format.index",
     "Position": "pipelines.reading.position",
+    "Record": "pipelines.reading.position",
     "Restart": "pipelines.reading.position",
     "Shard": "pipelines.format.index",
     "Source": "pipelines.reading.mixture",
@@ -64,6 +66,7 @@ __all__ = [
     "Feature",
     "Index",
     "Position",
+    "Record",
     "Restart",
     "Shard",
     "Source",

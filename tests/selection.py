@@ -115,6 +115,8 @@ CHECK: dict[str, float] = {
     "tests/recipes/test_two_steps.py": 78,
     "tests/run/test_bucket_folder.py": 22,
     "tests/run/test_determinism.py": 15,
+    "tests/run/test_loggers.py::test_killed_run_has_each_step_once": 60,
+    "tests/tools/replay/": 40,
     "tests/run/test_train_command.py::test_interrupt_saves_the_last_state": 15,
     "tests/strategies/test_strategies.py::test_model_loads_in_plain_keras_without_tfdist": 6,
     **{

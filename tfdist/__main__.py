@@ -28,6 +28,10 @@ COMMANDS = {
         "tfdist.tools.tune.__main__",
         "finds the batch size, the learning rate or other flags by trials",
     ),
+    "replay": (
+        "tfdist.tools.replay.__main__",
+        "repeats a step of a run and shows its gradients and records",
+    ),
     "runs": ("tfdist.tools.runs.__main__", "lists, compares and deletes runs"),
     "bench": ("tfdist.tools.bench.__main__", "measures step, input, all-reduce and scaling"),
     "remote": ("tfdist.cluster.remote.__main__", "serves the devices of this host to another one"),

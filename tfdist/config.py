@@ -240,10 +240,35 @@ class Optimization(BaseModel):
         0.0, description="epochs of linear warm-up before the schedule"
     )
     warmup_start: NonNegativeFloat = Field(0.0, description="learning rate at the start of warm-up")
-    optimizer: Literal["adam", "lamb", "lars", "sgd"] = Field("adam", description="the optimizer")
+    optimizer: Literal["adam", "adamw", "lamb", "lars", "sgd"] = Field(
+        "adam", description="the optimizer; adam with --weight-decay is adamw"
+    )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd and lars")
-    weight_decay: NonNegativeFloat = Field(
-        0.0, description="decay of all weights except biases and those of normalization layers"
+    weight_decay: NonNegativeFloat | None = Field(
+        None,
+        description="decay of all weights except biases and those of normalization layers; "
+        "default: 0, or Keras's 0.004 with adamw",
+    )
+    nesterov: bool = Field(False, description="use Nesterov momentum; sgd only")
+    clip_norm: PositiveFloat | None = Field(
+        None,
+        validation_alias=AliasChoices("clip_norm", "clipnorm"),
+        description="limit of the norm of each weight's gradient; Keras's clipnorm",
+    )
+    global_clip_norm: PositiveFloat | None = Field(
+        None,
+        validation_alias=AliasChoices("global_clip_norm", "global_clipnorm"),
+        description="limit of the norm of all gradients together; Keras's global_clipnorm",
+    )
+    clip_value: PositiveFloat | None = Field(
+        None,
+        validation_alias=AliasChoices("clip_value", "clipvalue"),
+        description="limit of the absolute value of a gradient's elements; Keras's clipvalue",
+    )
+    beta_1: float = Field(0.9, ge=0, lt=1, description="adam, adamw, lamb: decay of the mean")
+    beta_2: float = Field(0.999, ge=0, lt=1, description="adam, adamw, lamb: decay of the variance")
+    epsilon: PositiveFloat | None = Field(
+        None, description="adam, adamw, lamb: added to the divisor; default: Keras's"
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=1, description="fraction of each label that is distributed over all classes"
@@ -301,6 +326,9 @@ class Saving(BaseModel):
     keep_best: str | None = Field(
         None, description="val_loss also keeps the checkpoint of the best epoch; default: none"
     )
+    validate_every: PositiveInt | None = Field(
+        None, description="also validate after each N-th training step; default: at epochs only"
+    )
     resume: str = Field(
         "never",
         description="auto: resume from the newest checkpoint of --run-dir; or the path of a "
@@ -313,6 +341,11 @@ class Saving(BaseModel):
         "stop",
         description="if the loss becomes NaN or infinite: continue with a warning, stop, or save "
         "the state to checkpoints/non-finite and stop (checkpoint)",
+    )
+    on_spike: Literal["off", "warn", "stop"] = Field(
+        "warn",
+        description="if the loss leaves the band of its recent values by 7 standard deviations: "
+        "nothing (off), a warning, or stop",
     )
 
 
@@ -339,6 +372,11 @@ class Outcome(BaseModel):
         "of training",
     )
     profile: bool = Field(False, description="profile some steps and print where time is spent")
+    log_every: Literal["auto", "epoch"] | PositiveInt = Field(
+        "auto",
+        description="number of steps between two rows of metrics.jsonl and of the loggers; auto: "
+        "by time, at most one a second; epoch: epochs only, and no gradient norm",
+    )
     logger: list[Literal["tensorboard", "csv", "mlflow", "wandb"]] = Field(
         ["tensorboard"],
         description="loggers for the metrics in addition to metrics.jsonl, separated by commas",
@@ -464,6 +502,15 @@ class TrainConfig(Outcome, Extent, Saving, Precision, Optimization, StrategyOpti
                 "has no effect without dynamic loss scaling: add --loss-scale dynamic, or remove "
                 "this flag."
             )
+        return value
+
+    @field_validator("global_clip_norm", "clip_value")
+    @classmethod
+    def _one_clipping(cls, value: float | None, info: ValidationInfo) -> float | None:
+        for other in ("clip_norm", "global_clip_norm"):
+            if value is not None and info.data.get(other):
+                flag = f"--{other.replace('_', '-')}"
+                raise ValueError(f"Keras clips in one way only. Remove this flag or {flag}.")
         return value
 
     @field_validator("limit_steps", "overfit_batches")

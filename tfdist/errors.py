@@ -169,6 +169,15 @@ class NonFiniteError(TfdistError, ArithmeticError):
     """
 
 
+class LossSpikeError(TfdistError, ArithmeticError):
+    """The loss left the band of its recent values; see `callbacks.loss_spikes`.
+
+    Example:
+        >>> issubclass(tfdist.errors.LossSpikeError, tfdist.errors.TfdistError)
+        True
+    """
+
+
 class ClusterError(TfdistError, RuntimeError):
     """The workers do not form a valid cluster, or cannot reach each other.
 

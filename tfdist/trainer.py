@@ -128,6 +128,12 @@ class Trainer:
             steps. None: as `"first"`, if the model, its losses, metrics, optimizers or steps
             contain code that is not Keras's, and the model is small. A difference raises a
             `VerificationError` before anything is trained.
+        log_every: Adds `gradient_norm` to the logs: the global norm of the last step's gradients
+            before they are clipped. A number N: callbacks are also called after each N-th step,
+            where a `StepLog` writes a row. `"auto"`: callbacks log by time. None: by epochs.
+        validate_every: Also evaluates `validation_data` after each N-th training step of `fit`.
+            `checkpoints.keep_best` then also considers these steps. None: only at epochs, as
+            `validation_freq` of `fit` says.
 
     Attributes:
         model: A plain Keras model on the first device, also during training. Its methods `predict`,
@@ -163,6 +169,8 @@ class Trainer:
         check_ranks: CheckRanks = "auto",
         uneven_data: UnevenData = "pad",
         verify: Verify = None,
+        log_every: int | str | None = None,
+        validate_every: int | None = None,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -180,6 +188,8 @@ class Trainer:
         _check_choice("check_data", check_data, get_args(CheckData))
         _check_choice("uneven_data", uneven_data, get_args(UnevenData))
         _check_choice("check_ranks", check_ranks, get_args(CheckRanks))
+        _check_steps("log_every", log_every, None, "auto")
+        _check_steps("validate_every", validate_every, None)
         verify = checked_mode(verify)
         remat = _one_of_aliases(remat, recompute)
         remat_of_layers.check(remat)
@@ -194,8 +204,9 @@ class Trainer:
                 self.model = create.create(build_model, strategy, precision, loss_scale)
             strategy.variables.place(self.model)
         options = StepOptions(
-            accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random
-        )
+            accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random,
+            gradient_norm=log_every is not None,
+        )  # fmt: skip
         functions = CompiledFunctions(self.model, strategy, options)
         is_rebuilt = isinstance(build_model, keras.Model)
         self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
@@ -204,9 +215,17 @@ class Trainer:
         compared = {
             **vars(options), "steps_per_call": steps_per_call, "on_nan": on_nan,
             "check_data": check_data, "uneven_data": uneven_data,
+            "log_every": log_every, "validate_every": validate_every,
         }  # fmt: skip
         self._loops = Loops(
-            self._run, self._self_check, steps_per_call, on_nan, check_ranks, compared
+            self._run,
+            self._self_check,
+            steps_per_call,
+            on_nan,
+            check_ranks,
+            compared,
+            log_every if isinstance(log_every, int) else None,
+            validate_every,
         )
         self._on_nan = on_nan
         features.tested()
@@ -521,6 +540,11 @@ def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     """Checks that an option has one of its values."""
     if value not in choices:
         raise ConfigurationError(f"{option}={value!r}: expected one of {', '.join(choices)}.")
+
+
+def _check_steps(option: str, value: Any, *others: Any) -> None:
+    if value not in others and not (type(value) is int and value >= 1):
+        raise ConfigurationError(f"{option}={value!r}: expected a number of steps from 1.")
 
 
 def _one_of_aliases(remat: str, recompute: str | None) -> str:

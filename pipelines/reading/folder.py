@@ -19,6 +19,7 @@ from pipelines.reading import order
 from pipelines.reading.block_reader import SkippedRecords, block_reader, sequential_reader
 from pipelines.reading.blocks import Reader, Records, make_blocks, records_per_block
 from pipelines.reading.division import ShardRange, divide_shards
+from pipelines.reading.position import Record
 from pipelines.reading.range_cache import cache_ranges
 from pipelines.reading.read_ahead import Fetch
 from pipelines.reading.remote_reader import fetch_range, remote_reader, remote_sequential_reader
@@ -72,6 +73,7 @@ class Folder:
         )
         check_shards(directory, (shard for shard, _, _ in ranges))
         self.features = index.features
+        self._shards = [(str(directory / shard.name), shard.num_records) for shard in index.shards]
         self.num_records = sum(shard_range.num_records for shard_range in ranges)
         self.seed = secrets.randbits(31) if seed is None else seed
         self.fingerprint = _fingerprint(index, ranges)
@@ -123,6 +125,24 @@ class Folder:
             window=self._window,
             block_size=self._block_size,
         )
+
+    def batch(self, epoch: int, begin: int, size: int) -> list[Record]:
+        """Returns some records of an epoch with their places.
+
+        Args:
+            epoch: The epoch.
+            begin: Number of its records before them.
+            size: Number of records; fewer at the end of the epoch.
+        """
+        ends = np.cumsum([num_records for _, num_records in self._shards])
+        result: list[Record] = []
+        for records in self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size):
+            number = int(records.numbers)
+            shard = int(np.searchsorted(ends, number, "right"))
+            file, num_records = self._shards[shard]
+            position = number - int(ends[shard]) + num_records
+            result.append(Record(file, position, records.serialized.numpy()))
+        return result
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the records of epochs with their seeds.

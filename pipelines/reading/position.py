@@ -33,7 +33,30 @@ class Position(NamedTuple):
 
 BEGINNING = Position()
 
+
+class Record(NamedTuple):
+    """A record of a batch, and where it is stored.
+
+    Example:
+        >>> restart = pipelines.restart_of(pipelines.read("data/digits", 64))
+        >>> restart.records(0, 1)[0].position
+        64
+
+    Attributes:
+        file: Path or URL of the shard.
+        position: Its number in the shard, from 0.
+        serialized: The record.
+    """
+
+    file: str
+    position: int
+    serialized: bytes
+
+
 _peeks: list[object] = []
+
+#: Returns the records of the batch at a position.
+Locate = Callable[[Position], list[Record]]
 
 
 @contextmanager
@@ -104,16 +127,36 @@ class Restart:
     Args:
         make: Returns the dataset for a function that is called at the start of each iteration.
         first: Start of the original dataset.
+        locate: Returns the records of the batch at a position; None if their order is not known.
 
     Attributes:
         num_iterations: Number of completed iterations, as recorded by the user of the dataset.
     """
 
     def __init__(
-        self, make: Callable[[Callable[[], Position]], tf.data.Dataset], first: Position
+        self,
+        make: Callable[[Callable[[], Position]], tf.data.Dataset],
+        first: Position,
+        locate: Locate | None = None,
     ) -> None:
-        self._make, self._first = make, first
+        self._make, self._first, self._locate = make, first, locate
         self.num_iterations = 0
+
+    def records(self, iteration: int, batch: int) -> list[Record] | None:
+        """Returns the records of a batch in their order; None for a mixture or a cache.
+
+        Example:
+            >>> restart = pipelines.restart_of(pipelines.read("data/digits", 64, seed=1))
+            >>> len(restart.records(0, 20))
+            64
+
+        Args:
+            iteration: The number of the iteration, from 0.
+            batch: The number of the batch in it, from 0.
+        """
+        if self._locate is None:
+            return None
+        return self._locate(self._position(iteration, batch))
 
     def dataset(self, where: Callable[[], tuple[int, int]]) -> tf.data.Dataset:
         """Returns the dataset with a function that determines the start of each iteration.
@@ -123,11 +166,13 @@ class Restart:
         """
 
         def position() -> Position:
-            iteration, batch = where()
-            epoch, before = self._first
-            return Position(epoch + iteration, batch + (before if iteration == 0 else 0))
+            return self._position(*where())
 
         return self._make(position)
+
+    def _position(self, iteration: int, batch: int) -> Position:
+        epoch, before = self._first
+        return Position(epoch + iteration, batch + (before if iteration == 0 else 0))
 
 
 def restart_of(dataset: object) -> Restart | None:
@@ -147,8 +192,9 @@ def with_restart(
     dataset: tf.data.Dataset,
     make: Callable[[Callable[[], Position]], tf.data.Dataset],
     start: Position | Callable[[], Position],
+    locate: Locate | None = None,
 ) -> tf.data.Dataset:
     """Attaches a `Restart` to a dataset, unless a function determines its start already."""
     if not callable(start):
-        setattr(dataset, ATTRIBUTE, Restart(make, start))
+        setattr(dataset, ATTRIBUTE, Restart(make, start, locate))
     return dataset

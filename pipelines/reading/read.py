@@ -12,7 +12,7 @@ import tensorflow as tf
 from pipelines.reading import batching
 from pipelines.reading.batching import AugmentFn, BatchFn, ExampleMapper, LastBatch, MapFn, MixFn
 from pipelines.reading.folder import Folder, OnCorrupt, cached
-from pipelines.reading.position import BEGINNING, Position, starts, with_restart
+from pipelines.reading.position import BEGINNING, Position, Record, starts, with_restart
 from pipelines.reading.tuning import DEFAULT, Tuning, through_data_service
 from pipelines.storage import AnyPath
 
@@ -163,7 +163,10 @@ def read(
             on_corrupt=on_corrupt, deterministic=deterministic, tuning=tuning,
         )  # fmt: skip
 
-    return with_restart(dataset, again, start)
+    def locate(position: Position) -> list[Record]:
+        return folder.batch(position.epoch, position.batch * batch_size, batch_size)
+
+    return with_restart(dataset, again, start, None if cache or divided else locate)
 
 
 def _check_start(start: Position | Callable[[], Position], *, repeatable: bool) -> None:

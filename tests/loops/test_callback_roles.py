@@ -9,8 +9,8 @@ import pytest
 from keras import callbacks as kc
 
 from tfdist.callbacks.curves import Curves
-from tfdist.callbacks.metrics_log import MetricsLog
 from tfdist.callbacks.progress import ProgressBar
+from tfdist.callbacks.step_log import StepLog
 from tfdist.loops.callbacks import is_chief_only, may_change_model
 
 WRITE = {
@@ -21,7 +21,7 @@ WRITE = {
     kc.RemoteMonitor,
     kc.TensorBoard,
     Curves,
-    MetricsLog,
+    StepLog,
 }
 DECIDE = {
     kc.Callback,
@@ -61,7 +61,7 @@ def test_deciding_callbacks_run_on_every_worker(cls: type[kc.Callback]) -> None:
 
 def test_writers_do_not_change_the_model(tmp_path: Path) -> None:
     path = tmp_path / "one.keras"
-    for callback in (kc.ModelCheckpoint(path), kc.CSVLogger(path), Curves(path), MetricsLog(path)):
+    for callback in (kc.ModelCheckpoint(path), kc.CSVLogger(path), Curves(path), StepLog(path)):
         assert not may_change_model(callback)
     assert may_change_model(kc.BackupAndRestore(path))
     assert may_change_model(instance_of_subclass(kc.ModelCheckpoint))

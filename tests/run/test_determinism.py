@@ -52,6 +52,7 @@ def test_two_runs_are_bitwise_identical(tmp_path: Path) -> None:
         "print(hashlib.sha256(b''.join(w.tobytes() for w in model.get_weights())).hexdigest())"
     )
     flags = ["--recipe", str(recipe), "--strategy", "mirrored", "--verbose", "0", "--deterministic"]
+    flags += ["--log-every", "1"]
     with ThreadPoolExecutor(2) as pool:  # at the same time
         outputs = pool.map(
             lambda name: python("-c", program, *flags, "--run-dir", str(tmp_path / name)).stdout,

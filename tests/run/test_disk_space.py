@@ -14,7 +14,7 @@ import tensorflow as tf
 from recipes import _template
 from tfdist import train
 from tfdist.callbacks.curves import Curves
-from tfdist.callbacks.metrics_log import MetricsLog
+from tfdist.callbacks.step_log import StepLog
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.run import disk_space
@@ -94,7 +94,7 @@ def test_model_is_saved_elsewhere_if_the_disk_is_full(
         if run in path.parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(MetricsLog, "on_epoch_end", lambda *_: refuse(run / "metrics.jsonl"))
+    monkeypatch.setattr(StepLog, "on_train_end", lambda *_: refuse(run / "metrics.jsonl"))
     monkeypatch.setattr(keras.Model, "save", lambda m, path: (refuse(path), save(m, path)))
     flags = ["--recipe=recipes._template", "--limit-steps=3", "--epochs=1", "--verbose=0"]
     assert train.main([*flags, f"--run-dir={run}"]) == 1
@@ -119,7 +119,7 @@ def test_disk_that_is_full_after_the_training_is_an_error(
         raise KeyboardInterrupt
 
     if moment == "interrupted":
-        monkeypatch.setattr(MetricsLog, "on_epoch_end", interrupt)
+        monkeypatch.setattr(StepLog, "on_epoch_end", interrupt)
         monkeypatch.setattr(Curves, "on_train_end", full)
     else:
         monkeypatch.setattr(_template, "report", full, raising=False)

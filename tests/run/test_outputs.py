@@ -17,10 +17,8 @@ import tensorflow as tf
 
 from tfdist import train
 from tfdist.callbacks.profile import Seconds
-from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, TfdistError
 from tfdist.run import loggers, reports, saved_model
-from tfdist.run.folder import RunFolder
 
 #: Of the run: others may read nothing, and the group may not write.
 UMASK = 0o027
@@ -52,7 +50,9 @@ def test_loggers_write_the_same_metrics(run: Path) -> None:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     with (run / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["val_loss"]) for row in rows] == [line["val_loss"] for line in lines]
+    assert len(rows) == len(lines)
+    of_epochs = [float(row["val_loss"]) for row in rows if row["epoch"]]
+    assert of_epochs == [line["val_loss"] for line in lines if "epoch" in line]
     assert list((run / "tensorboard" / "train").iterdir())
 
 
@@ -125,42 +125,6 @@ def test_invalid_options_fail_before_training(
     assert train.main([*RECIPE, *flags]) == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_trackers_run_on_the_chief_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fakes of the packages record what is called, and that the run is closed."""
-    calls: list[Any] = []
-
-    class Run:
-        def __enter__(self) -> Run:
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            calls.append("closed")
-
-    def begin(**options: Any) -> Run:
-        calls.append(options)
-        return Run()
-
-    modules = {
-        "mlflow": SimpleNamespace(start_run=begin, log_params=calls.append),
-        "mlflow.keras": SimpleNamespace(),
-        "mlflow.keras.callback": SimpleNamespace(MlflowCallback=keras.callbacks.Callback),
-        "wandb": SimpleNamespace(init=begin),
-        "wandb.integration": SimpleNamespace(),
-        "wandb.integration.keras": SimpleNamespace(WandbMetricsLogger=keras.callbacks.Callback),
-    }
-    for name, module in modules.items():
-        monkeypatch.setitem(__import__("sys").modules, name, module)
-    config = TrainConfig(logger="mlflow,wandb")
-    with loggers.opened(config, RunFolder(tmp_path), is_chief=False) as callbacks:
-        assert callbacks == calls == []
-    with loggers.opened(config, RunFolder(tmp_path), is_chief=True) as callbacks:
-        assert all(c.chief_only and c.only_reads and not c.every_batch for c in callbacks)
-        assert len(callbacks) == 2
-        assert calls[0] == {"run_name": tmp_path.name}
-        assert calls[1]["recipe"] == calls[2]["config"]["recipe"] == "digits"
-    assert calls[3:] == ["closed", "closed"]
 
 
 def test_profile_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tfdist import Trainer, train
 
 FLAGS = ["--recipe=recipes._template", "--strategy=one_device", "--verbose=0", "--epochs=2"]
+FLAGS += ["--log-every=epoch"]
 
 _FAILING = """
 import keras

@@ -93,12 +93,15 @@ def test_smoke_leaves_a_run_folder(tmp_path: Path) -> None:
     for words in ("mirrored", "per-replica batch", "3/3 - ", "val_accuracy", "speed"):
         assert words in done.stdout
     folder = tmp_path / "run"
-    files = ("config.yaml", "versions.json", "metrics.jsonl", "curves.png", "model.keras")
+    files = (
+        "config.yaml", "versions.json", "metrics.jsonl", "curves.png", "model.keras",
+        "logger-tensorboard.json", "ledger.json",
+    )  # fmt: skip
     assert {path.name for path in folder.iterdir()} == {*files, "tensorboard", "checkpoints"}
     config = TrainConfig(**yaml.safe_load((folder / "config.yaml").read_text()))
     assert config.smoke
     assert config.strategy == "mirrored"
-    (line,) = (folder / "metrics.jsonl").read_text().splitlines()
+    *_, line = (folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 3
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list((folder / "tensorboard" / "train").iterdir())

@@ -1,7 +1,7 @@
 """A progress bar like Keras's, with rows per second and the time spent waiting for data.
 
 On a terminal and in a notebook, one line is redrawn in place. Elsewhere (a pipe, a job's log), it
-prints one line per epoch.
+prints one line per epoch, and one every 30 seconds within long epochs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ Logs = Mapping[str, float] | None
 
 #: Shortest time between two redraws.
 _REDRAW_SECONDS = 0.05
+#: Time between two lines within an epoch where nothing can be redrawn.
+_LINE_SECONDS = 30.0
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
@@ -41,7 +43,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         self._stats = stats
         self.verbose: int = 1
         self.target: int | None = None
-        self._trains, self._length = False, 0
+        self._trains, self._length, self._epoch = False, 0, 0
         self._began = self._drawn = 0.0
 
     def set_params(self, params: dict[str, Any]) -> None:
@@ -54,6 +56,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._begin()
+        self._epoch = epoch
         if self.verbose and self.epochs > 1:
             print(f"Epoch {epoch + 1}/{self.epochs}", flush=True)
 
@@ -98,6 +101,17 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             self._drawn = now
             line = progress_line.with_bar(*self._state(logs))
             self._length = progress_line.redraw(line, self._length)
+        elif self.verbose == 2 and now - max(self._drawn, self._began) >= _LINE_SECONDS:
+            self._drawn = now
+            left = self._seconds_left(now - self._began)
+            print(progress_line.without_bar(*self._state(logs), left), flush=True)
+
+    def _seconds_left(self, seconds: float) -> float | None:
+        """Returns the time until the last epoch ends, as far as it is known."""
+        if not self.target:
+            return None
+        epochs = self.epochs - self._epoch - 1 if self._trains else 0
+        return seconds / self.seen * (self.target * (1 + epochs) - self.seen)
 
     def _end(self, logs: Logs) -> None:
         if self.target is None:

@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 
 import numpy as np
 
@@ -13,10 +14,17 @@ _BAR = 20
 
 
 def without_bar(
-    made: int, target: int | None, seconds: float, pace: str, logs: Mapping[str, float]
+    made: int,
+    target: int | None,
+    seconds: float,
+    pace: str,
+    logs: Mapping[str, float],
+    seconds_left: float | None = None,
 ) -> str:
     """Returns a line for a log: `4/4 - 1s - 8ms/step - 7.8k rows/s - loss: 0.1234`."""
-    return " - ".join([f"{made}/{target or made}", f"{seconds:.0f}s", pace, *_metrics(logs)])
+    left = [] if seconds_left is None else [f"ETA {timedelta(seconds=round(seconds_left))}"]
+    head = [f"{made}/{target or made}", f"{seconds:.0f}s", *left]
+    return " - ".join([*head, pace, *_metrics(logs)])
 
 
 def with_bar(

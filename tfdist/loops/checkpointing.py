@@ -71,7 +71,7 @@ class Checkpointing(CheckpointHooks):
         self._saved_at = time.monotonic()
         # The checkpoint to resume from, until its state is completely restored.
         self._saved: Snapshot | None = None
-        self._path = ""
+        self._path, self._is_best_now = "", False
 
     def begin(self, epochs: int) -> bool:
         self._epochs = epochs
@@ -117,10 +117,11 @@ class Checkpointing(CheckpointHooks):
         return None if every is None else every - self.progress.total % every
 
     def end_call(self, call: Call) -> None:
-        progress = self.progress
-        self._advance(call)
+        self.advance(call)
         every = self._settings.steps
-        if every is not None and progress.total % every == 0:
+        is_due = every is not None and self.progress.total % every == 0
+        is_best, self._is_best_now = self._is_best_now, False
+        if is_due or is_best:
             if self._rank_checks:
                 self._rank_checks.compare_variables()
             self._save()
@@ -151,9 +152,11 @@ class Checkpointing(CheckpointHooks):
             self.close()
             raise
 
+    def end_validation(self, logs: Logs) -> None:
+        self._is_best_now = self._is_best(logs)  # saved at the end of the call
+
     def end_epoch(self, logs: Logs) -> None:
-        progress = self.progress
-        progress.step, progress.logs = 0, dict(logs)
+        self.progress.logs = dict(logs)
         is_last = self._is_complete()
         if self._is_best(logs) or is_last or self._settings.at_epochs:
             self._save(is_last)
@@ -172,7 +175,7 @@ class Checkpointing(CheckpointHooks):
             self._lock.release()
 
     def save_aside(self, name: str, call: Call) -> str:
-        self._advance(call)
+        self.advance(call)
         store = store_at(posixpath.join(self._store.folder, name))
         path = store.path(self.progress.place)
         self._writing.submit(None)  # waits for the thread, which writes to the same disk
@@ -182,11 +185,6 @@ class Checkpointing(CheckpointHooks):
             store.write(self.progress.place, snapshot.packed(), facts)
             store.finish()
         return path
-
-    def _advance(self, call: Call) -> None:
-        progress = self.progress
-        progress.total += call.last_step + 1 - progress.step
-        progress.step, progress.logs = call.last_step + 1, dict(call.logs)
 
     def _restore(self, saved: Snapshot) -> None:
         self._state.restore_variables(saved, self._path, within_epoch=self.progress.step > 0)

@@ -14,7 +14,7 @@ from tfdist.console import tables
 from tfdist.loops import epoch
 from tfdist.loops.callbacks import may_change_model
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers
-from tfdist.loops.epoch import Call, Observer
+from tfdist.loops.epoch import Call, Epoch, Observer
 from tfdist.loops.functions import Loop, Steps
 from tfdist.loops.observers import (
     BatchCounts,
@@ -34,6 +34,7 @@ from tfdist.loops.training_state import Progress
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult
 from tfdist.upstream import keras_optimizers, keras_training
+from tfdist.upstream.keras_variables import values_of
 
 
 class CheckpointHooks(Observer):
@@ -73,6 +74,15 @@ class CheckpointHooks(Observer):
         """Returns a context for an evaluation, during which nothing is saved."""
         return nullcontext()
 
+    def advance(self, call: Call) -> None:
+        """Records the progress after a call; does nothing if it is recorded already."""
+        progress = self.progress
+        progress.total += call.last_step + 1 - progress.step
+        progress.step, progress.logs = call.last_step + 1, dict(call.logs)
+
+    def end_validation(self, logs: Logs) -> None:
+        """Called after an evaluation within an epoch, with its logs and those of the epoch."""
+
     def end_epoch(self, logs: Logs) -> None:
         """Called at the end of an epoch, after all callbacks, with `progress` updated."""
 
@@ -98,6 +108,60 @@ class CheckpointHooks(Observer):
         """Waits until pending writes are done."""
 
 
+class StepIntervals(Observer):
+    """Ends calls at steps at which something is due, and evaluates at some of them.
+
+    The metrics of the epoch continue after an evaluation.
+
+    Args:
+        run: What the observers share.
+        checkpoints: Have the progress of the run, and save the best value.
+        log_every: Calls end at multiples of this number of steps, so that callbacks see them.
+        validate_every: Number of steps after which to evaluate.
+        validate: Evaluates, and returns loss and metrics.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        checkpoints: CheckpointHooks,
+        log_every: int | None,
+        validate_every: int | None,
+        validate: Callable[[], Logs],
+    ) -> None:
+        self._functions, self._checkpoints, self._validate = run.functions, checkpoints, validate
+        self._intervals = [every for every in (log_every, validate_every) if every]
+        self._validate_every = validate_every
+
+    def begin_epoch(self, epoch: Epoch) -> None:
+        progress = self._checkpoints.progress
+        if progress.step and progress.validated != progress.total:
+            self._validate_if_due(progress.logs)  # the run was stopped within this evaluation
+
+    def max_steps(self) -> int | None:
+        total = self._checkpoints.progress.total
+        return min((every - total % every for every in self._intervals), default=None)
+
+    def end_call(self, call: Call) -> None:
+        self._checkpoints.advance(call)
+        self._validate_if_due(call.logs)
+
+    def _validate_if_due(self, logs: Logs) -> None:
+        progress = self._checkpoints.progress
+        if not self._validate_every or progress.total % self._validate_every:
+            return
+        metrics = [v for one in self._functions.variables()["metrics"] for v in values_of(one)]
+        with self._checkpoints.evaluating():
+            before = [(variable, variable.read_value()) for variable in metrics]
+            values = self._validate()
+        for variable, value in before:
+            variable.assign(value)
+        self._functions.sync_copies()  # callbacks may have changed the model, as SwapEMAWeights
+        progress.validated = progress.total
+        validated = {f"val_{name}": value for name, value in values.items()}
+        self._checkpoints.end_validation({**logs, **validated})
+
+
 class Loops:
     """The loops of one trainer: training, evaluation and prediction.
 
@@ -108,6 +172,8 @@ class Loops:
         on_nan: What to do if the loss becomes NaN or infinite.
         check_ranks: When to compare the variables of workers, and of the replicas of a process.
         options: The options of the trainer, which must be the same on all workers.
+        log_every: Number of steps after which calls end, so that callbacks see these steps.
+        validate_every: Number of steps after which to evaluate within an epoch.
 
     Attributes:
         throughput: Throughput of the current epoch.
@@ -122,7 +188,10 @@ class Loops:
         on_nan: OnNan,
         check_ranks: CheckRanks,
         options: Mapping[str, Any],
+        log_every: int | None = None,
+        validate_every: int | None = None,
     ) -> None:
+        self._log_every, self._validate_every = log_every, validate_every
         self._run, self._self_check = run, self_check
         self._steps_per_call, self._check_ranks = steps_per_call, check_ranks
         self._cache = StepsPerCallCache()
@@ -188,6 +257,15 @@ class Loops:
         if not is_resumed:
             progress.epoch = keras_training.initial_epoch(model, epochs[0])
 
+        by_steps: list[Observer] = []
+        every = self._validate_every if validate else None
+        if self._log_every or every:
+
+            def evaluate() -> Logs:
+                return validate(callbacks) if validate else {}
+
+            by_steps.append(StepIntervals(run, checkpoints, self._log_every, every, evaluate))
+
         logs: Logs = progress.logs
         while progress.epoch < epochs[1] and not progress.stopped:
             # ---- an epoch begins ----
@@ -205,7 +283,7 @@ class Loops:
                     tables.text(line)
 
             # ---- its steps ----
-            after = [*self._after, checkpoints]
+            after = [*self._after, *by_steps, checkpoints]
             if data.own_rows and strategy.group.size > 1:
                 after.insert(0, self._batch_counts)
             observers = self._observers("train", callbacks, self._before, after)
@@ -223,7 +301,8 @@ class Loops:
                 _synchronize_decisions(model, strategy)
             if checks:
                 checks.compare_variables()
-            progress.epoch, progress.stopped = number + 1, model.stop_training
+            progress.epoch, progress.step = number + 1, 0
+            progress.stopped = model.stop_training
             checkpoints.end_epoch(logs)
 
         # ---- the averages of the weights (`use_ema`) ----

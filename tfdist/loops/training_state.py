@@ -32,6 +32,7 @@ class Progress:
         logs: Logs after the last step, or of the last epoch.
         stopped: Whether a callback has stopped training.
         best: The best value so far of the metric `keep_best`, and the place of its checkpoint.
+        validated: `total` at the last evaluation within an epoch.
     """
 
     epoch: int = 0
@@ -40,6 +41,7 @@ class Progress:
     logs: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
     best: dict[str, Any] = field(default_factory=dict)
+    validated: int = 0
 
     @property
     def place(self) -> Place:

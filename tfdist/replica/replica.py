@@ -259,6 +259,7 @@ class StepOptions:
         loss_scale: How the loss scale changes; None for the optimizer's own rule.
         remat: The layers to rematerialize, as in `Trainer(remat=...)`.
         replica_random: Whether each replica draws its own random numbers.
+        gradient_norm: Whether a training step logs the global norm of its gradients.
     """
 
     accumulate: int = 1
@@ -267,3 +268,4 @@ class StepOptions:
     loss_scale: LossScale | None = None
     remat: str = "none"
     replica_random: bool = False
+    gradient_norm: bool = False

@@ -2,10 +2,12 @@
 
 config.yaml     the resolved configuration, with comments on what ran; `--config` reads it
 versions.json   provenance: software, command line, seed, devices, sources
-metrics.jsonl   one line per epoch
-curves.png      the same as a picture
+metrics.jsonl   one line per logged step and per epoch
+curves.png      the epochs as a picture
 tensorboard/    the same as TensorBoard events
 metrics.csv     the same as CSV, with `--logger csv`
+ledger.json     where the time went, for each process of the run
+logger-X.json   the run of a logger, and the last row that it has got
 checkpoints/    the newest states of the run, to resume from
 model.keras     the trained model, for plain Keras, and the forms of `--export` beside it
 logs/           the output of the workers other than rank 0
@@ -40,7 +42,8 @@ from tfdist.run.provenance import software
 #: Names within a run folder.
 CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
 
-_METRICS = ("metrics.jsonl", "metrics.csv")
+_LOGGERS = tuple(f"logger-{name}.json" for name in ("tensorboard", "csv", "mlflow", "wandb"))
+_METRICS = ("metrics.jsonl", "metrics.csv", "ledger.json", *_LOGGERS)
 
 #: Fields that may differ when a run is resumed, because they do not change the results.
 _MAY_DIFFER = (
@@ -139,7 +142,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """The JSON lines with the metrics of each epoch."""
+        """The JSON lines with the metrics of logged steps and of each epoch."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -286,7 +289,8 @@ class RunFolder:
         has_model = self._has_model()
         if not has_model:
             if resume == "auto":  # killed before its first checkpoint, so it restarts
-                for name in _METRICS:
+                is_same = not _difference(config, self.path)  # then ledger and loggers continue
+                for name in _METRICS[:2] if is_same else _METRICS:
                     (self.path / name).unlink(missing_ok=True)
             elif resume == "never" and store_at(self.checkpoints).all_damaged():
                 for name in _METRICS:

@@ -113,6 +113,8 @@ def make_trainer(
         check_ranks=config.check_ranks,
         uneven_data=config.uneven_data,
         verify=config.verify,
+        log_every=None if config.log_every == "epoch" else config.log_every,
+        validate_every=config.validate_every,
     )
 
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from pipelines.storage import is_url
 from tfdist import cluster
 from tfdist.callbacks.batch_size import BatchSize
 from tfdist.callbacks.curves import Curves
-from tfdist.callbacks.metrics_log import MetricsLog
+from tfdist.callbacks.ledger import LedgerLog
+from tfdist.callbacks.loss_spikes import LossSpikes
 from tfdist.callbacks.profile import Profile
 from tfdist.checkpoint.locations import store_at
 from tfdist.config import TrainConfig
@@ -114,8 +115,12 @@ class TrainingRun:
         self.history = keras.callbacks.History()
         self._curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
         self._profiles = [Profile(folder.tensorboard, trainer.stats)] if config.profile else []
-        log = MetricsLog(folder.metrics, trainer.stats)
-        self._callbacks = [*from_config.averages(config), *own, self.history, log, self._curves]
+        self._log = loggers.FollowedLog(folder, config, trainer.stats)
+        spikes = [] if config.on_spike == "off" else [LossSpikes(trainer.stats, config.on_spike)]
+        self._callbacks = [
+            *from_config.averages(config), *own, self.history, self._log, self._curves, *spikes
+        ]  # fmt: skip
+        self._ledger = LedgerLog(folder.path / "ledger.json", trainer.stats)
 
     def _warn_of_shortage(self) -> None:
         spec = getattr(self._data, "element_spec", None)
@@ -134,12 +139,13 @@ class TrainingRun:
             Exception: An error other than a full disk, an interrupt, or the time limit.
         """
         config, strategy, ending = self._config, self._strategy, Ending()
+        is_chief = strategy.group.is_chief
         batches = BatchSize(self._trainer.stats, from_config.first_batch_size(config))
         left = config.max_time and self._began + config.max_time - time.monotonic()
         fitting = time.perf_counter()
         with (
-            _output_to(None if strategy.group.is_chief else self._folder.log(strategy.group.rank)),
-            loggers.opened(config, self._folder, strategy.group.is_chief) as logger_callbacks,
+            _output_to(None if is_chief else self._folder.log(strategy.group.rank)),
+            closing(self._log),
         ):
             self._folder.start_uploads()
             try:
@@ -151,7 +157,7 @@ class TrainingRun:
                     self._trainer.fit(
                         self._data,
                         validation_data=self._validation,
-                        callbacks=[*self._callbacks, *logger_callbacks, batches, *self._profiles],
+                        callbacks=[*self._callbacks, batches, *self._profiles, self._ledger],
                         **from_config.fit_arguments(config, self._data, self._validation),
                     )
             except interrupts.TimeIsUp:
@@ -161,6 +167,8 @@ class TrainingRun:
                 ending.stopped = "by its scheduler" if preempted else "by an interrupt"
                 ending.raised = raised
         ending.seconds = time.perf_counter() - fitting
+        if is_chief:
+            self._ledger.close(ended=not ending.full)
         with self._noting_full_disk(ending):
             for one in self._profiles:
                 one.close()

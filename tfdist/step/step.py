@@ -31,6 +31,7 @@ from tfdist.strategies.batches import Batch, Element, Share, drop_padding
 from tfdist.strategies.mirrored_variables import has_copies
 from tfdist.upstream.keras_model import global_generator, seeds_of
 from tfdist.upstream.keras_optimizers import (
+    global_norm,
     is_of_keras,
     learning_rate_evaluated,
     optimizers_of_one_device,
@@ -83,6 +84,9 @@ class TrainStep:
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
             self.accumulation = GradientAccumulation(strategy, scaling, self._trainable)
+        self._norm: keras.Variable | None = None
+        if options.gradient_norm:
+            self._norm = keras.Variable(0.0, trainable=False, name="gradient_norm")
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         # ---- on every replica: forward, loss, backward, and the all-reduce ----
@@ -111,6 +115,9 @@ class TrainStep:
                     with optimizers_of_one_device(), _known_assignments(optimizer, self._strategy):
                         in_order = tf.nest.pack_sequence_as(gradients, unscaled)
                         self.scaling.apply_gradients(in_order, self._trainable)
+                        if self._norm is not None:  # of the gradients before they are clipped
+                            norm = global_norm(optimizer, in_order)
+                            self._norm.assign(tf.cast(norm, self._norm.dtype))
 
             # The state first: a layer may have assigned to a weight in its forward pass
             # (SpectralNormalization), and the gradients are those of the new value. As in Keras,
@@ -123,8 +130,9 @@ class TrainStep:
             return tf.identity(optimizer.iterations)
 
     def logs(self) -> dict[str, tf.Tensor]:
-        """Returns the metrics over all steps since their last reset, and the loss scale."""
-        return self._results() | self.scaling.logs()
+        """Returns the metrics over all steps since their last reset, and those of the last step."""
+        norm = {} if self._norm is None else {"gradient_norm": tf.convert_to_tensor(self._norm)}
+        return self._results() | self.scaling.logs() | norm
 
 
 @contextmanager

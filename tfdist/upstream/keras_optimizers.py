@@ -510,10 +510,7 @@ def _clip(optimizer: Any, gradients: list) -> list:
         ]
     limit = optimizer.global_clipnorm
     if limit and limit > 0:
-        halves = [_half_square(g) for g in gradients if not isinstance(g, ShardedGradient)]
-        halves += [tf.square(norm) / 2 for norm in _norms(optimizer, divided)]
-        total = tf.reduce_sum(tf.stack([tf.cast(half, halves[0].dtype) for half in halves]))
-        norm = tf.sqrt(2 * total)
+        norm = global_norm(optimizer, gradients)
         # Not finite if the norm is not finite, as in Keras.
         scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
         return [_times(g, scale) for g in gradients]
@@ -523,6 +520,21 @@ def _clip(optimizer: Any, gradients: list) -> list:
         else _plain_clip(optimizer, [g])[0]
         for g in gradients
     ]
+
+
+def global_norm(optimizer: Any, gradients: list) -> tf.Tensor:
+    """Returns the norm of all gradients together, in the dtype of the first, of full gradients.
+
+    Args:
+        optimizer: The optimizer, which is built.
+        gradients: Tensors, `tf.IndexedSlices`, shards, or None.
+    """
+    present = [g for g in gradients if g is not None]
+    halves = [_half_square(g) for g in present if not isinstance(g, ShardedGradient)]
+    divided = [g for g in present if isinstance(g, ShardedGradient)]
+    halves += [tf.square(norm) / 2 for norm in _norms(optimizer, divided)]
+    total = tf.reduce_sum(tf.stack([tf.cast(half, halves[0].dtype) for half in halves]))
+    return tf.sqrt(2 * total)
 
 
 def _norms(optimizer: Any, gradients: list[ShardedGradient]) -> list[tf.Tensor]:

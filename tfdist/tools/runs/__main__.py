@@ -1,4 +1,4 @@
-"""`tfdist runs`: lists, compares and deletes runs. Imports no TensorFlow."""
+"""`tfdist runs`: lists, shows, compares and deletes runs. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveFloat
 
 from pipelines import storage
 from pipelines.storage import AnyPath
 from tfdist.console import command, sizes, table_files, tables
 from tfdist.errors import ConfigurationError
+from tfdist.run.records import KINDS, read_ledger
 from tfdist.tools.runs import folders
 from tfdist.tools.runs.folders import Run
 
 _PROGRAM = "tfdist runs"
 _ACTIONS = {
     "list": "shows runs, the newest first",
+    "show": "shows where the time of a run went, over all restarts",
+    "page": "writes a page with curves, time and settings of a run, report.html in its folder",
     "compare": "shows the metrics of runs side by side with the settings that differ, and plots "
     "curves",
     "clean": "deletes the named runs, or all without a complete epoch",
@@ -26,15 +30,17 @@ _ACTIONS = {
 #: Which runs each action uses if the command names none.
 _DEFAULTS = {
     "list": "all",
+    "show": "the newest",
+    "page": "the newest",
     "compare": "the two newest",
     "clean": "all without a complete epoch",
 }
-_FLAGS_WITH_VALUE = ("--folder", "--picture")
+_FLAGS_WITH_VALUE = ("--folder", "--picture", "--price")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
-    parser = command.parser(_PROGRAM, "Lists, compares and deletes runs.")
+    parser = command.parser(_PROGRAM, "Lists, shows, compares and deletes runs.")
     actions = parser.add_subcommands(dest="action")
     parsers = {name: _action_parser(name, what) for name, what in _ACTIONS.items()}
     for name, description in _ACTIONS.items():
@@ -48,6 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [folders.read(_path(folder, name)) for name in given.names]
         if values.action == "list":
             _list(chosen or folders.below(folder))
+        elif values.action == "show":
+            for one in chosen or folders.below(folder)[:1]:
+                _show(one, given.price)
+        elif values.action == "page":
+            from tfdist.tools.runs import page  # imported here, because matplotlib takes a second
+
+            for one in chosen or folders.below(folder)[:1]:
+                print(page.write(one))
         elif values.action == "compare":
             _compare(chosen or folders.below(folder)[:2], Path(given.picture))
         else:
@@ -70,6 +84,10 @@ def _action_parser(name: str, description: str) -> ArgumentParser:
         metavar="DIR",
         help="folder that contains the runs; local or s3://...",
     )
+    if name == "show":
+        parser.add_argument(
+            "--price", type=PositiveFloat, metavar="P", help="price of an hour of all machines"
+        )
     if name == "compare":
         parser.add_argument(
             "--picture", default="curves.png", metavar="FILE", help="image file that is written"
@@ -114,6 +132,57 @@ def _summary_metrics(run: Run) -> dict[str, float]:
     return {name: value for name, value in found.items() if name.startswith("val_")} or found
 
 
+def _show(run: Run, price: float | None) -> None:
+    """Prints where the time of a run went.
+
+    Raises:
+        ConfigurationError: The run has no ledger.
+    """
+    if (ledger := read_ledger(run.path)) is None:
+        raise ConfigurationError(f"{run.path} has no ledger.json: an older version wrote it.")
+    rows = [
+        [
+            KINDS.get(name, name),
+            f"{seconds:.1f}",
+            f"{seconds / max(ledger.wall, 1e-9):.1%}",
+            *([f"{seconds / 3600 * price:.4g}"] if price else []),
+        ]
+        for name, seconds in [*ledger.seconds.items(), ("all", ledger.wall)]
+    ]
+    header = ["time", "seconds", "share", *(["cost"] if price else [])]
+    tables.numbers(header, rows, title=str(run.path))
+    tables.text(
+        f"goodput {ledger.goodput:.1%}: computing {ledger.steps} steps that the run has kept; "
+        f"{ledger.failures} failures, {ledger.saves} checkpoints"
+    )
+    if (interval := ledger.checkpoint_interval()) is not None:
+        tables.text(
+            f"proposed: --checkpoint-every {max(1, round(interval))}s, for checkpoints of "
+            f"{ledger.save_seconds / ledger.saves:.2g} s and a failure every "
+            f"{ledger.wall / ledger.failures:.0f} s (Daly 2006)"
+        )
+
+
+def _where_time_went(runs: Sequence[Run], letters: Sequence[str]) -> None:
+    """Prints the time per step by kind, and what makes the slowest run slower than the fastest."""
+    ledgers = [read_ledger(run.path) for run in runs]
+    if not all(ledger and ledger.steps for ledger in ledgers):
+        return
+    per_step = [
+        {name: 1e3 * s / one.steps for name, s in one.seconds.items()} for one in ledgers if one
+    ]
+    rows = [[what, *(f"{one[name]:.2f}" for one in per_step)] for name, what in KINDS.items()]
+    totals = [sum(one.values()) for one in per_step]
+    tables.numbers(["ms per step", *letters], [*rows, ["all", *(f"{t:.2f}" for t in totals)]])
+    slow, fast = totals.index(max(totals)), totals.index(min(totals))
+    name = max(KINDS, key=lambda kind: per_step[slow][kind] - per_step[fast][kind])
+    difference = per_step[slow][name] - per_step[fast][name]
+    tables.text(
+        f"{letters[slow]} takes {totals[slow] - totals[fast]:.2f} ms more per step than "
+        f"{letters[fast]}, most of it for {KINDS[name]}: {difference:.2f} ms."
+    )
+
+
 def _compare(runs: Sequence[Run], picture: Path) -> None:
     """Prints a column per run, and draws a panel per metric.
 
@@ -139,6 +208,7 @@ def _compare(runs: Sequence[Run], picture: Path) -> None:
         tables.numbers(["setting", *letters], differences)
     else:
         print("All settings are the same.")
+    _where_time_went(runs, letters)
     _draw(runs, letters, names, picture)
     print(f"Curves: {picture}")
 

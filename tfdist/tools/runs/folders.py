@@ -17,6 +17,7 @@ from pipelines.storage import AnyPath
 from tfdist.checkpoint.lock import NAME as LOCK
 from tfdist.checkpoint.lock import lock_of
 from tfdist.errors import ConfigurationError
+from tfdist.run.records import read_rows
 
 #: Columns of `metrics.jsonl` that are not metrics.
 NOT_METRICS = ("epoch", "step", "seconds", "examples_per_second", "data_wait_share")
@@ -85,18 +86,8 @@ def read(path: AnyPath) -> Run:
 
 
 def read_epochs(path: AnyPath) -> list[Mapping[str, float | None]]:
-    """Returns the complete lines of a run's `metrics.jsonl`; empty if the file does not exist."""
-    epochs: list[Mapping[str, float | None]] = []
-    try:
-        lines = (path / "metrics.jsonl").read_bytes().splitlines()
-    except FileNotFoundError:
-        return epochs
-    for line in lines:
-        try:
-            epochs.append(json.loads(line))
-        except ValueError:
-            break  # an incomplete line: the run is writing it, or was killed while writing
-    return epochs
+    """Returns the rows of epochs in a run's `metrics.jsonl`; empty if the file does not exist."""
+    return [row for row in read_rows(path) if "epoch" in row]
 
 
 def below(folder: AnyPath) -> list[Run]:
