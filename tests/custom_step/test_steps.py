@@ -246,7 +246,7 @@ class ByRow(Stepping):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (builder(ByRow), "returns 'rows', which is not a number"),
+        (builder(ByRow), "returns 'rows' with a value for each row"),
         (builder(optimizer=lambda: keras.optimizers.ScheduleFreeAdamW()), "ScheduleFreeAdamW"),
     ],
 )

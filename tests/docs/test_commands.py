@@ -83,7 +83,7 @@ OTHER_LINES = {
     "python docs/example.py": "tests/test_project_files.py runs it under mirrored",
     "mpirun -np 2 python docs/example.py": "tests/test_project_files.py runs it under mirrored",
     "python train.py": "the README's example: tests/test_project_files.py",
-    "python script.py": "a script of the reader's: tests/examples/test_unchanged_scripts.py",
+    "python script.py": "a script of the reader's: tests/script/test_processes.py",
     "python train_photos.py": "the page's block: tests/docs/test_code_blocks.py",
     "mpirun -np 2 python": "the page's block: tests/docs/test_code_blocks.py",
     "horovodrun --gloo -np 2 python": "the page's block: tests/docs/test_code_blocks.py",

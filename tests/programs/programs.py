@@ -16,6 +16,7 @@ from tests.programs import (  # noqa: F401 - importing registers the programs
     series,
     tables,
     text,
+    threads,
     vision,
 )
 from tests.programs.program import PROGRAMS

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.support.training import FIT, X, Y, build
+from tests.support.training import FIT, TOLERANCE, X, Y, build
 from tfdist.errors import ConfigurationError
+from tfdist.loops.data_handler import DataHandler
 from tfdist.script import tf_distribute
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -60,6 +62,56 @@ def test_script_prints_the_numbers_of_one_device(
     assert len(plain) == 14
     tfdist.distribute(strategy, devices=2)
     assert printed("models", tmp_path) == plain
+
+
+def by_batches(after_traces: Callable[[], object] = int) -> list[Any]:
+    """Trains two networks against each other batch by batch, and returns what the calls do."""
+    keras.utils.set_random_seed(1)
+    parts = keras.layers.Dense(6, "tanh"), keras.layers.Dropout(0.2), keras.layers.Dense(1)
+    critic = keras.Sequential([keras.Input((4,)), *parts])
+    critic.compile(keras.optimizers.Adam(0.01, epsilon=1e-2), "mse", metrics=["mae"])
+    maker = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4)])
+    both = keras.Sequential([maker, critic])
+    both.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    classes = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    classes.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    values: list[Any] = [
+        classes.train_on_batch(X, (Y > 0)[:, 0].astype("int32"), class_weight={1: 2.0})
+    ]
+    for step in range(6):
+        if step == 4:
+            after_traces()
+        rows = 4 + 3 * (step % 2)
+        x, y, noise = X[:rows], Y[:rows], np.float32(X[step : step + rows, :3])
+        values.append(made := maker.predict_on_batch(noise))
+        critic.layers[0].bias.assign_add(critic.layers[0].bias + 0.1)
+        values += critic.train_on_batch(
+            [np.concatenate([x, made])], np.concatenate([y, 0 * y]), np.arange(2 * rows) / 9.0
+        )
+        values.append(both.train_on_batch(noise, np.ones((rows, 1)), return_dict=True)["loss"])
+        values += critic.test_on_batch(tf.constant(x), y > 0)
+    return [*values, *both.get_weights()]
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", pytest.param("sharded", marks=pytest.mark.long)])
+def test_batches_need_no_data_sets_and_no_new_traces(
+    strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: list[tf.Graph] = []
+
+    def count(patch: pytest.MonkeyPatch) -> None:
+        create = tf.Graph.__init__
+        patch.setattr(tf.Graph, "__init__", lambda g: graphs.append(g) or create(g))
+
+    expected = by_batches()
+    for name, devices, verify in (("one_device", 1, "off"), (strategy, 2, 1)):
+        tfdist.distribute(name, devices=devices, verify=verify)
+        with monkeypatch.context() as patch:
+            patch.setattr(DataHandler, "__init__", None)
+            results = by_batches(lambda: count(patch))
+        for value, other in zip(expected, results, strict=True):
+            assert value == pytest.approx(other, abs=TOLERANCE)
+    assert not graphs
 
 
 def test_strategies_of_tensorflow_stand_for_those_of_tfdist(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
@@ -27,7 +28,7 @@ from tfdist.replica.replica import Replica, StepOptions
 from tfdist.rows import Reduction
 from tfdist.step.forward_backward import all_reduce, all_reduce_gradients
 from tfdist.step.loss_scaling import Scaling
-from tfdist.step.state import flat, offset, zeros_beside
+from tfdist.step.state import offset, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
@@ -217,8 +218,10 @@ class CustomStep:
         self._of_first: tuple[dict, dict] = {}, {}
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
-        names, dtype = self._plan.logs, keras.config.floatx()
-        self._logs = {name: keras.Variable(0.0, dtype=dtype, name=name) for name in names}
+        self._logs = {
+            name: keras.Variable(np.zeros(shape), dtype=keras.config.floatx(), name=name)
+            for name, shape in built.logs.items()
+        }
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         strategy = self._strategy
@@ -284,11 +287,20 @@ class CustomStep:
         with scope, replica:
             logs = flat_logs(getattr(self._model, self._name)(share.rows))
             logs = {name: tf.cast(logs[name], v.dtype) for name, v in self._logs.items()}
+            self._check_shapes(logs)
             if isinstance(run, ReplicaRun):
                 news, logs = run.finish(scope, old, logs)
             else:
                 news = {key: scope.state_mapping[key] for key in scope.updated}
         return {self._place(scope.updated[key]): new for key, new in news.items()}, logs
+
+    def _check_shapes(self, logs: dict[str, tf.Tensor]) -> None:
+        for name, log in logs.items():
+            if log.shape != self._logs[name].shape:
+                raise UnsupportedModelError(
+                    f"{self.cause} returns {name!r} with a value for each row. Return a number, or "
+                    "the result of a metric."
+                )
 
     def _place(self, variable: keras.Variable) -> int:
         """Returns the number of a variable, the same on all replicas."""
@@ -307,10 +319,7 @@ class CustomStep:
             return tf.constant(0)
 
     def logs(self) -> dict[str, tf.Tensor]:
-        """Returns the metrics if that is what the step returns, else its last results."""
-        metrics = flat(self._model.get_metrics_result())
-        if metrics.keys() == self._logs.keys():
-            return metrics
+        """Returns the results of the last step."""
         return {name: tf.convert_to_tensor(v) for name, v in self._logs.items()}
 
 

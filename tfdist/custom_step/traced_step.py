@@ -9,7 +9,7 @@ results of metrics.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,7 +219,7 @@ class ReductionPlan:
     states: dict[int, Reduction] = field(default_factory=dict)
 
     @classmethod
-    def of_full_batch(cls, logs: Sequence[str], reason: str | None) -> ReductionPlan:
+    def of_full_batch(cls, logs: Iterable[str], reason: str | None) -> ReductionPlan:
         """Returns the plan of a step that every replica computes for the full batch."""
         return cls(dict.fromkeys(logs, Reduction.SAME), reason)
 

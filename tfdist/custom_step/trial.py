@@ -31,11 +31,11 @@ class BuiltStep(NamedTuple):
 
     Attributes:
         variables: All variables that the step may change.
-        logs: Names of its results.
+        logs: The shapes of its results, by name.
     """
 
     variables: list[keras.Variable]
-    logs: list[str]
+    logs: dict[str, tuple[int, ...]]
 
 
 def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> BuiltStep:
@@ -63,7 +63,8 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
                 optimizer.build(variables)
     changed = [*_variables_of(model), *scope.updated.values()]
     changed += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
-    return BuiltStep(list({id(v): v for v in changed}.values()), list(flat_logs(logs)))
+    shapes = {name: tuple(np.shape(value)) for name, value in flat_logs(logs).items()}
+    return BuiltStep(list({id(v): v for v in changed}.values()), shapes)
 
 
 def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Strategy) -> None:
@@ -110,18 +111,16 @@ def flat_logs(logs: Any) -> dict[str, Any]:
     """Returns the results of a step as Keras logs them, with nested dictionaries flattened.
 
     Raises:
-        UnsupportedModelError: They are not a dictionary of numbers.
+        UnsupportedModelError: They are not a dictionary.
     """
     flat: dict[str, Any] = {}
     for name, value in (logs or {}).items() if isinstance(logs or {}, dict) else [("", logs)]:
         if isinstance(value, dict):
             flat |= flat_logs(value)
             continue
-        if not name or not np.size(getattr(value, "shape", ())) == 0:
+        if not name:
             raise UnsupportedModelError(
-                f"The step returns {name or type(value).__name__!r}, which is not a number. Return "
-                "a dictionary of scalars. The result of a metric with several values may be a "
-                "dictionary of them."
+                f"The step returns {type(value).__name__!r}. Return a dictionary of its logs."
             )
         flat[name] = value
     return flat

@@ -12,7 +12,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -20,8 +20,8 @@ import tensorflow as tf
 from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_order import order_of
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.batches import CheckData
-from tfdist.strategies.feed import UnevenData, without_optionals
+from tfdist.strategies.batches import CheckData, Element
+from tfdist.strategies.feed import Feed, UnevenData, without_optionals
 from tfdist.upstream import input_data
 from tfdist.upstream.features import existing
 
@@ -292,6 +292,47 @@ class DataHandler:
                 self._order.begin_unused()
                 self._unused_at_end = 1
         input_data.end_epoch(self._adapter)
+
+
+class Given(NamedTuple):
+    """A global batch in memory, in the place of an iterator that yields only this batch."""
+
+    batch: Any
+    feed: Feed
+    is_whole: bool  # whether every replica gets the full batch
+
+    def get_next(self) -> Element:
+        return self.feed.split(self.batch, own_rows=False, whole=self.is_whole)
+
+    def __next__(self) -> Element:
+        return self.get_next()
+
+
+class OneBatch(DataHandler):
+    """Inputs, labels and sample weights in memory, as `train_on_batch` gets them."""
+
+    def __init__(self, strategy: Strategy, *parts: Any) -> None:
+        while parts[-1] is None:
+            parts = parts[:-1]
+        self._strategy = strategy
+        self._batch = keras.tree.map_structure(input_data.as_tensor, parts)
+        self.own_rows = self.may_end = False
+        self.uneven_data, self.check_data = "pad", "full"
+
+    @property
+    def element_spec(self) -> Any:
+        def of_any_size(leaf: Any) -> Any:
+            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+                return tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+            return leaf if leaf is None else tf.type_spec_from_value(leaf)
+
+        return keras.tree.map_structure(of_any_size, self._batch)
+
+    def first_batch(self) -> Any:
+        return self._batch
+
+    def begin_epoch(self, step: int = 0, needs_full_batch: bool = False) -> Iterator[Any]:
+        return Given(self._batch, self._strategy.feed, needs_full_batch)
 
 
 def uneven_message(counts: Sequence[int]) -> str:

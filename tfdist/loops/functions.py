@@ -95,7 +95,7 @@ class CompiledFunctions:
         self._full_batch_mode = FullBatchMode(model, strategy, options.accumulate)
         self._custom_steps = CustomSteps(model, strategy, options)
         self._model_functions: dict[Loop, ModelFunction] = {}
-        # The IDs of the variables, and the object that re-synchronizes them.
+        # The IDs of the model's variables, and the object that re-synchronizes them.
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
     def train(self, data: DataHandler, one_by_one: bool = False) -> Steps:
@@ -135,10 +135,11 @@ class CompiledFunctions:
     def epoch_logs(self, logs: Logs, loop: Loop) -> Logs:
         """Returns the logs of an epoch, given those after its last step.
 
-        As in Keras, a `make_train_function` that returns other values for metrics changes the logs
-        of batches only.
+        As in Keras, a step of the user's, or a `make_train_function` that returns other values for
+        metrics, changes the logs of batches only.
         """
-        if redefined(self._model, f"make_{loop}_function") is None:
+        is_custom = self._custom_steps.is_custom(loop == "train")
+        if not is_custom and redefined(self._model, f"make_{loop}_function") is None:
             return logs
         return _as_floats(metrics_or_logs(self._model, logs))
 
@@ -146,12 +147,19 @@ class CompiledFunctions:
         """Re-synchronizes the replicas after user code may have changed the model."""
         self._strategy.variables.sync_copies(self._all_variables())
 
+    def sync_before_batch(self) -> None:
+        """Re-synchronizes the replicas as `sync_copies` does, faster when called repeatedly."""
+        if self._frequent_sync is None or self._frequent_sync[0] != _ids(self._model.variables):
+            self.sync_copies()
+            self.frequent_sync()
+        else:
+            self._frequent_sync[1].sync_all()
+
     def frequent_sync(self) -> ReplicaSync:
         """Returns a faster `sync_copies` for repeated calls. The variables must be in sync now."""
-        variables = self._all_variables()
-        ids = _ids(variables)
+        ids = _ids(self._model.variables)
         if self._frequent_sync is None or self._frequent_sync[0] != ids:
-            self._frequent_sync = ids, self._strategy.variables.frequent_sync(variables)
+            self._frequent_sync = ids, self._strategy.variables.frequent_sync(self._all_variables())
         return self._frequent_sync[1]
 
     def _all_variables(self) -> list[keras.Variable]:
@@ -407,6 +415,10 @@ class CustomSteps:
     def variables(self) -> list[keras.Variable]:
         """The variables that the steps created so far may change."""
         return [v for step in self._steps.values() if step for v in step.variables]
+
+    def is_custom(self, training: bool) -> bool:
+        """Returns whether the step in use is the model's own."""
+        return self._steps.get(training) is not None
 
     def forget(self) -> None:
         """Discards all steps, for a model that was compiled again."""

@@ -10,6 +10,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -29,7 +30,7 @@ from tfdist.upstream.keras_model import (
     use_global_generator,
 )
 from tfdist.upstream.keras_variables import values_of
-from tfdist.upstream.random_states import RandomStates
+from tfdist.upstream.random_states import RandomStates, draws_at_trace_warned
 from tfdist.upstream.tensorflow_graphs import current_graph, forget_gradients, kinds_of, with_state
 from tfdist.upstream.tensorflow_random import draws_numbers
 
@@ -74,6 +75,8 @@ class Outputs:
         self._single: dict[tuple[bool, bool], Any] = {}
         self._multiple: dict[tuple[bool, bool], Any] = {}
         self._read: list[weakref.ref[tf.Variable]] = []
+        # The kinds of functions and batches whose outputs contain no random numbers.
+        self._without_draws = set[Any]()
 
     @property
     def is_traced(self) -> bool:
@@ -112,6 +115,7 @@ class Outputs:
         if any(value_read is not value for value_read, value in pairs):
             self._single.clear()
             self._multiple.clear()
+            self._without_draws.clear()
             self._read = [*map(weakref.ref, values)]
 
     def _local(self, data: DataHandler, full_batch: bool) -> LocalFn:
@@ -132,10 +136,15 @@ class Outputs:
         if not (data.may_end or data.own_rows):
             compute = self._in_graph(self._single[key], self._multiple[key], one_by_one)
 
+        kind = key, *tf.nest.flatten(data.element_spec)
+
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
             nonlocal compute
-            if is_split and not self._draws and self._draws_when_traced(key, iterator):
-                compute = self._local(data, full_batch)
+            if is_split and not self._draws and kind not in self._without_draws:
+                if self._draws_when_traced(key, iterator):
+                    compute = self._local(data, full_batch)
+                else:
+                    self._without_draws.add(kind)
             return compute(iterator, num_steps)
 
         return predict
@@ -207,7 +216,8 @@ class Outputs:
         if self._draws and not full_batch:
             outputs = drawn_outputs(self._model, self._strategy, self._options, on_rows, element)
         else:
-            outputs = self._strategy.outputs(on_rows, element, full_batch)
+            with nullcontext() if self._model.run_eagerly else draws_at_trace_warned():
+                outputs = self._strategy.outputs(on_rows, element, full_batch)
         if (graph := current_graph()) is not None:
             forget_gradients(graph)  # a prediction takes none
         return element.num_rows, element.checksum, outputs

@@ -15,7 +15,7 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
-from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.data_handler import DataHandler, Given, OneBatch
 from tfdist.loops.functions import Loop, Steps
 from tfdist.loops.model_methods import ExactnessReport
 from tfdist.loops.observers import RunContext
@@ -305,12 +305,12 @@ class SelfCheck:
 
         Otherwise, rounding errors of a step could be larger in the next one.
         """
-        iterator = batches_like(data, parts, self._strategy, run.needs_full_batch)
+        iterators = batches_like(data, parts, self._strategy, run.needs_full_batch)
         copies, is_traced = Values(), not self._model.run_eagerly
 
         def step(number: int) -> Any:
             self._functions.sync_copies()
-            _, outputs = run(iterator, 1)
+            _, outputs = run(iterators[number], 1)
             # The other loops synchronize the replicas when they begin.
             variables = self._named_variables().values() if loop == "train" else ()
             if (copy := first_difference([*variables])) is not None:
@@ -503,8 +503,10 @@ def few_rows(data: DataHandler, num_parts: int, num_steps: int, alike: bool) -> 
 
 def batches_like(
     data: DataHandler, parts: Sequence[Any], strategy: Strategy, needs_full_batch: bool
-) -> Iterator[Any]:
-    """Returns an iterator over batches like those of an epoch, so that no step is traced again."""
+) -> list[Any]:
+    """Returns an iterator for each batch, like those of an epoch: no step is traced again."""
+    if isinstance(data, OneBatch):
+        return [Given(part, strategy.feed, needs_full_batch) for part in parts]
     specs = tf.nest.flatten(data.element_spec)
 
     def relaxed(*leaves: Any) -> Any:
@@ -514,7 +516,8 @@ def batches_like(
     one_by_one = [tf.data.Dataset.from_tensors(part).map(relaxed) for part in parts]
     dataset = functools.reduce(tf.data.Dataset.concatenate, one_by_one)
     check, own_rows = data.check_data, data.own_rows
-    return iter(strategy.feed.distribute(dataset, own_rows, needs_full_batch, check_data=check))
+    whole = strategy.feed.distribute(dataset, own_rows, needs_full_batch, check_data=check)
+    return [iter(whole)] * len(parts)
 
 
 def _with_shape_of(leaf: Any, spec: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> None:
     values = command.parse(_parser(), arguments)
     path = Path(values.script)
+    # Whether other processes, or this script after a restart, must draw the same numbers.
+    values.repeats = cluster.started_together() is not None or values.checkpoints is not None
     if not path.is_file():
         raise ConfigurationError(
             f"{path}: there is no such script. Give its path from {Path.cwd()}."
@@ -54,7 +56,7 @@ def _main(arguments: Sequence[str] | None) -> None:
             active = _prepare(values, path, stack)
             _execute(path, values.arguments)
             cluster.end()
-            if active.is_idle:
+            if not (active.left_to or active.num_trainers):
                 print(_IDLE, file=sys.stderr)
         except TfdistError as error:
             if line := tracebacks.line_of(error):
@@ -80,35 +82,17 @@ def _parser() -> Any:
     add("--checkpoints", metavar="DIR", help="folder for the checkpoints of each fit")
     add("--checkpoint-every", default="epoch", metavar="N", help="epoch, a number of steps, or 10m")
     add("--resume", choices=("auto", "never"), default="never", help="resume from --checkpoints")
-    add(
-        "--seed",
-        type=int,
-        metavar="N",
-        help="seed before the script; with several processes or --checkpoints the default is 0",
-    )
-    add(
-        "--fallback",
-        action="store_true",
-        help="train a refused model on one device, with a warning",
-    )
-    add(
-        "--verify",
-        metavar="WHEN",
-        help="compare the first steps of each model with plain Keras: first (default), off, or N",
-    )
+    add("--seed", type=int, metavar="N", help="with processes or --checkpoints, the default is 0")
+    add("--fallback", action="store_true", help="train refused models on one device, and warn")
+    add("--verify", metavar="WHEN", help="check steps with plain Keras: first (default), off, or N")
     add("script", metavar="SCRIPT", help="the script, followed by its own arguments")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
 
-def _repeats(values: Any) -> bool:
-    """Whether other processes, or this script after a restart, must draw the same numbers."""
-    return cluster.started_together() is not None or values.checkpoints is not None
-
-
 def _fix_hashes(values: Any) -> None:
     """Starts this process again with a fixed order of sets, which Python draws for each process."""
-    if _repeats(values) and "PYTHONHASHSEED" not in os.environ:
+    if values.repeats and "PYTHONHASHSEED" not in os.environ:
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, sys.orig_argv)
 
@@ -125,20 +109,21 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
 
     from tfdist.loops.self_check import VARIABLE, checked_mode
     from tfdist.script import horovod, runner, tf_distribute
+    from tfdist.upstream import tensorflow_runtime
 
     os.environ.setdefault(VARIABLE, "first")
     finder = horovod.Finder()
     sys.meta_path.insert(0, finder)
     stack.callback(sys.meta_path.remove, finder)
+    names = ("strategy", "accumulate", "sync_batch_norm", "remat", "fallback")
+    devices = values.devices
+    if devices is not None:
+        devices = int(devices) if devices.isdecimal() else devices.split(",")
     options = Options(
-        values.strategy,
-        _devices(values.devices),
-        values.accumulate,
-        values.sync_batch_norm,
-        values.remat,
-        _checkpoints(values),
-        values.fallback,
-        checked_mode(values.verify),
+        **{name: vars(values)[name] for name in names},
+        devices=devices,
+        checkpoints=_checkpoints(values),
+        verify=checked_mode(values.verify),
     )
     active = runner.start(options)
     stack.callback(runner.stop)
@@ -158,17 +143,16 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
         active.leave("Horovod")
         return active
     active.script_knows_rank = bool(_KNOWS_RANK.search(text))
-    if values.seed is None and _repeats(values):
+    if values.seed is None and values.repeats:
         keras.utils.set_random_seed(0)
-    stack.enter_context(runner.quiet_ranks())
-    active.connect_before_start()
+    if not cluster.is_chief():
+        nowhere = stack.enter_context(Path(os.devnull).open("w"))  # noqa: SIM115
+        stack.enter_context(redirect_stdout(nowhere))
+    # The script can configure devices and threads until TensorFlow's first operation.
+    tensorflow_runtime.before_start(active.connect)
+    if tensorflow_runtime.has_started():
+        active.connect()
     return active
-
-
-def _devices(text: str | None) -> int | list[str] | None:
-    if text is None:
-        return None
-    return int(text) if text.isdecimal() else text.split(",")
 
 
 def _checkpoints(values: Any) -> Checkpoints | None:

@@ -7,13 +7,14 @@ one list of patches and `stop` leaves it.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, cast
 
 import keras
 import numpy as np
@@ -21,14 +22,16 @@ import tensorflow as tf
 
 from tfdist import cluster, strategies
 from tfdist.console import tracebacks
-from tfdist.errors import ConfigurationError, UnsupportedModelError, first_line
+from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError, first_line
 from tfdist.loops import model_methods
-from tfdist.loops.data_handler import DataHandler
+from tfdist.loops.data_handler import OneBatch
 from tfdist.loops.epoch import check_same_batches
+from tfdist.loops.functions import Loop
+from tfdist.loops.outputs import concatenated
 from tfdist.script import Options, tf_distribute
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer, on_all_workers
-from tfdist.upstream import keras_model, keras_training, tensorflow_runtime
+from tfdist.upstream import input_data, keras_model, keras_training, tensorflow_runtime
 from tfdist.upstream.patching import all_replaced, replace, replaced
 
 _METHODS = (
@@ -109,72 +112,42 @@ class ScriptTrainer(Trainer):
             self._originals[id(weight)] = weakref.ref(handle), value
 
     @on_all_workers
-    def train_on_batch(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        class_weight: dict[int, float] | None = None,
-        return_dict: bool = False,
-    ) -> Any:
-        """Makes one training step, as `keras.Model.train_on_batch`."""
-        options = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
-        return self._one_batch(x, True, return_dict, options)
-
-    @on_all_workers
-    def test_on_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
-    ) -> Any:
-        """Evaluates one batch, as `keras.Model.test_on_batch`."""
-        return self._one_batch(x, False, return_dict, {"y": y, "sample_weight": sample_weight})
-
-    def predict_on_batch(self, x: Any) -> Any:
-        """Returns the outputs for one batch, as `keras.Model.predict_on_batch`."""
-        return self.predict(x, batch_size=_num_rows(x), verbose=0)
-
-    def _one_batch(self, x: Any, training: bool, as_dict: bool, options: dict[str, Any]) -> Any:
+    def on_batch(self, loop: Loop, given: dict[str, Any]) -> Any:
+        """Runs `train_on_batch`, `test_on_batch` or `predict_on_batch` with Keras's arguments."""
+        weight, by_class = given.get("sample_weight"), given.get("class_weight")
+        if by_class is not None:
+            if weight is not None:
+                raise DataError("Pass sample_weight or class_weight, not both.")
+            weight = input_data.weights_of_classes(given["y"], by_class)
+        data = OneBatch(self.strategy, given["x"], given.get("y"), weight)
         functions = self._run.functions
-        data = DataHandler(
-            self.strategy,
-            x,
-            training,
-            batch_size=_num_rows(x),
-            shuffle=False,
-            **self._data_checks,
-            **options,
-        )
-        steps = (functions.train if training else functions.evaluate)(data, True)
-        self.model.reset_metrics()
-        functions.sync_copies()
+        if loop == "predict":
+            steps = functions.predict(data)
+        else:
+            steps = (functions.train if loop == "train" else functions.evaluate)(data, True)
+        self._self_check.at_first_use(loop, data, steps)
+        if loop != "predict":
+            self.model.reset_metrics()
+        functions.sync_before_batch()
         result, logs = steps(data.begin_epoch(0, steps.needs_full_batch), 1)
         check_same_batches(self.strategy.group.gather([result.checksum])[:, 0], 1)
+        if loop == "predict":
+            return keras_training.as_arrays(concatenated(logs))
+        as_dict = given.get("return_dict", False)
         return logs if as_dict else keras_training.in_order_of_metrics(self.model, logs)
 
 
-def _num_rows(x: Any) -> int:
-    return int(keras.tree.flatten(x)[0].shape[0])
-
-
 class Runner:
-    """Trains every model of a script with a `Trainer` that keeps the very model.
-
-    Args:
-        options: How to train.
-
-    Attributes:
-        strategy_object: The strategy, once it is created.
-        script_knows_rank: Whether the script may act differently on each rank, so that saving a
-            file must not wait for other ranks.
-        left_to: What distributes the script instead; empty: this runner.
-    """
+    """Trains every model of a script with a `Trainer` that keeps the very model."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
         self.strategy_object: Strategy | None = None
+        #: Whether ranks may act differently, so that saving a file must not wait for others.
         self.script_knows_rank = False
-        self.left_to = ""
+        self.left_to = ""  # what distributes the script instead
         self._running = False
-        self._num_fits, self._num_trainers = 0, 0
+        self._num_fits, self.num_trainers = 0, 0
         self._strategies: dict[str, Strategy] = {}
         self._models = weakref.WeakSet[keras.Model]()
         self._backend = os.environ.get("KERAS_BACKEND")
@@ -196,11 +169,6 @@ class Runner:
             for module in (keras.saving, keras.models):
                 yield replaced(module, "save_model", self._file(keras.saving.save_model))
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the script has trained no model, and does not distribute itself."""
-        return not (self.left_to or self._num_trainers)
-
     def close(self) -> None:
         """Removes the patches, and the trainers from the models."""
         tensorflow_runtime.start_without_hook()
@@ -210,16 +178,6 @@ class Runner:
             keras_model.use_xla_by_default(model)
 
     # ---- the strategy ----
-
-    def connect_before_start(self) -> None:
-        """Creates the strategy before the first operation of TensorFlow.
-
-        Until then, the script can configure devices and threads.
-        """
-        if tensorflow_runtime.has_started():
-            self.connect()
-        else:
-            tensorflow_runtime.before_start(self.connect)
 
     def connect(self) -> Strategy:
         """Returns the strategy; created on the first call."""
@@ -252,14 +210,7 @@ class Runner:
         return self._options.strategy == strategies.AUTO and self._options.devices is None
 
     def leave(self, other: str) -> None:
-        """Leaves the distribution to the script itself.
-
-        Args:
-            other: What distributes the script, for messages.
-
-        Raises:
-            ConfigurationError: The user has chosen options that would have no effect.
-        """
+        """Leaves the distribution to what the script uses for it, unless options need tfdist."""
         if self.left_to:
             return
         default = Options()
@@ -273,23 +224,17 @@ class Runner:
         self.close()
 
     def _use_distribution(self, value: Any) -> None:
-        """Honors `keras.distribution.set_distribution`, which Keras ignores on TensorFlow.
-
-        Over several processes, `DataParallel` is what their strategy does.
-        """
+        """Honors `keras.distribution.set_distribution`, which Keras ignores on TensorFlow."""
+        # Over several processes, `DataParallel` is what their strategy does.
         is_data_parallel = isinstance(value, keras.distribution.DataParallel)
         if not self.chooses_strategy or (cluster.size() > 1 and is_data_parallel):
             self.connect()
-        elif value is None:
-            self.use(strategies.AUTO)
         else:
-            self.use(value)
+            self.use(strategies.AUTO if value is None else value)
 
     # ---- fit, evaluate, predict, and one batch ----
 
     def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the replacement of a method of `keras.Model`."""
-
         @functools.wraps(original)
         def call(model: keras.Model, *args: Any, **options: Any) -> Any:
             has_loss = model.compiled or original.__name__.startswith("predict")
@@ -306,17 +251,20 @@ class Runner:
         args: tuple[Any, ...],
         options: dict[str, Any],
     ) -> Any:
-        """Runs the method of the model's trainer."""
         name = original.__name__
         self._running = True
         try:
             trainer = self._trainer(model)
             trainer.take_from_originals()
             with keras_model.without_default_xla(model, trainer.strategy.num_replicas > 1):
-                if name == "fit":
-                    self._begin_fit(trainer)
-                model_methods.note_override(trainer, name)
-                result = getattr(trainer, name)(*args, **options)
+                if name.endswith("on_batch"):
+                    given = inspect.signature(original).bind(model, *args, **options).arguments
+                    result = trainer.on_batch(cast(Loop, name.partition("_")[0]), given)
+                else:
+                    if name == "fit":
+                        self._begin_fit(trainer)
+                    model_methods.note_override(trainer, name)
+                    result = getattr(trainer, name)(*args, **options)
             trainer.give_to_originals()
             return result
         except (ConfigurationError, UnsupportedModelError) as error:
@@ -329,10 +277,7 @@ class Runner:
             self._running = False
 
     def _takes(self, model: keras.Model) -> bool:
-        """Returns whether a call is the script's: not Keras's own, and not a callback's.
-
-        In callbacks and other threads during a call, Keras runs on the first device.
-        """
+        """Returns whether a call is the script's: not Keras's own, nor made during another call."""
         if self._running or self.left_to or tf.distribute.has_strategy():
             return False
         return _TRAINER in vars(model) or not any(
@@ -344,19 +289,13 @@ class Runner:
         trainer = vars(model).get(_TRAINER)
         if trainer is None:
             self._check_backend()
-            options = self._options
-            trainer = ScriptTrainer(
-                model,
-                self.connect(),
-                accumulate=options.accumulate,
-                sync_batch_norm=options.sync_batch_norm,
-                remat=options.remat,
-                verify=options.verify,
-            )
+            names = ("accumulate", "sync_batch_norm", "remat", "verify")
+            options = {name: vars(self._options)[name] for name in names}
+            trainer = ScriptTrainer(model, self.connect(), **options)
             model_methods.write_on_all(model)  # the runner's own methods write on the chief
             replace(model, _TRAINER, trainer)
             self._models.add(model)
-            self._num_trainers += 1
+            self.num_trainers += 1
         return trainer
 
     def _check_backend(self) -> None:
@@ -380,19 +319,16 @@ class Runner:
             return
         tf.io.gfile.makedirs(folder := os.fspath(checkpoints.folder))
         path = os.path.join(folder, _FITS)  # noqa: PTH118 - may be a URL
-        lines = []
-        if tf.io.gfile.exists(path):
-            with tf.io.gfile.GFile(path) as file:
-                lines = file.read().splitlines()
+        text = tf.io.gfile.GFile(path).read() if tf.io.gfile.exists(path) else ""
         position = f"fit {self._num_fits}: {tracebacks.caller()}"
-        if len(lines) < self._num_fits:
+        before = text.splitlines()[self._num_fits - 1 :][:1]
+        if not before:
             with tf.io.gfile.GFile(path, "w") as file:
-                file.write("\n".join([*lines, position, ""]))
-        elif lines[self._num_fits - 1] != position:
+                file.write(f"{text}{position}\n")
+        elif before != [position]:
             raise ConfigurationError(
                 f"{path} has checkpoints of another script, or of this one before it was edited: "
-                f"its {lines[self._num_fits - 1]!r} is now {position!r}. Restore the script, or "
-                "use another folder."
+                f"its {before[0]!r} is now {position!r}. Restore the script, or use another folder."
             )
 
     # ---- files ----
@@ -410,18 +346,3 @@ class Runner:
             return result
 
         return call
-
-
-@contextmanager
-def quiet_ranks() -> Iterator[None]:
-    """A context in which only the chief prints to standard output."""
-    if cluster.is_chief():
-        yield
-        return
-    shown = sys.stdout
-    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 - a device
-        sys.stdout = nowhere
-        try:
-            yield
-        finally:
-            sys.stdout = shown

@@ -45,12 +45,7 @@ _LOOP_METHODS = ("run", "reduce", "gather", "experimental_local_results")
 
 
 class _WorkerData:
-    """A function that makes the data of one worker, as `fit` of a `Trainer` accepts it.
-
-    Args:
-        function: Takes a `tf.distribute.InputContext`, and returns batches for one replica each.
-        num_local: Number of replicas of this process; each takes one of its batches per step.
-    """
+    """A function that makes the data of one worker, with batches for all of its replicas."""
 
     def __init__(self, function: Callable[..., tf.data.Dataset], num_local: int) -> None:
         self._function, self._num_local = function, num_local
@@ -67,12 +62,7 @@ class _WorkerData:
 
 
 class Facade(tf.distribute.Strategy):
-    """Stands for a strategy of TensorFlow that the script created.
-
-    Args:
-        runner: The `Runner` that trains the models.
-        strategy: tfdist's strategy.
-    """
+    """Stands for a strategy of TensorFlow that the script created."""
 
     def __init__(self, runner: Any, strategy: Strategy) -> None:
         self._runner, self._strategy = runner, strategy
@@ -180,11 +170,7 @@ def _strategy(runner: Any, name: str, *args: Any, **options: Any) -> Strategy:
 
 
 def custom_loop(path: Path) -> str:
-    """Returns the first line of a script's custom loop over a strategy; empty if it has none.
-
-    Args:
-        path: The script.
-    """
+    """Returns the first line of a script's custom loop over a strategy; empty if it has none."""
     try:
         tree = ast.parse(path.read_text())
     except (OSError, SyntaxError, ValueError):
@@ -195,13 +181,8 @@ def custom_loop(path: Path) -> str:
             names |= {ast.unparse(target) for target in node.targets}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: node.lineno):
-        function = call.func
-        if not isinstance(function, ast.Attribute):
-            continue
-        owner = ast.unparse(function.value)
-        of_strategy = function.attr in _LOOP_METHODS and (
-            owner in names or owner.lower().endswith("strategy")
-        )
-        if of_strategy or function.attr == "get_replica_context":
+        owner, _, method = ast.unparse(call.func).rpartition(".")
+        is_strategy = owner in names or owner.lower().endswith("strategy")
+        if method == "get_replica_context" or (method in _LOOP_METHODS and is_strategy):
             return f"{path.name}, line {call.lineno}: {ast.unparse(call)[:80]}"
     return ""

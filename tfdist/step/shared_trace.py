@@ -24,6 +24,7 @@ from tfdist.groups.fusion import packed
 from tfdist.patches.sizes_on_host import has_gpus
 from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
 from tfdist.strategies import mirrored_variables
+from tfdist.upstream.random_states import RandomStates
 from tfdist.upstream.tensorflow_graphs import (
     BRANCHES,
     LOOPS,
@@ -108,6 +109,7 @@ class SharedTrace:
 
     def _trace(self, arguments: Any) -> _Traced | None:
         """Returns the trace for arguments like these; None after logging why there is none."""
+        states = RandomStates.current()
         try:
             return self._trace_once(arguments)
         except NotShareableError as reason:
@@ -117,6 +119,7 @@ class SharedTrace:
             # traceback that has only the user's code in it.
             logger.info("Each replica is traced by itself: tracing for all failed: %s", error)
             logger.debug("The failed trace:", exc_info=True)
+        states.restore()  # the replicas draw the same numbers when they are traced
         return None
 
     def _trace_once(self, arguments: Any) -> _Traced:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.cluster.remote import connection
 from tfdist.strategies import clock
 from tfdist.strategies.batches import Element, Share, combined_checksum
+from tfdist.upstream.random_states import draws_at_trace_warned
 from tfdist.upstream.tensorflow_calls import RepeatedCalls
 from tfdist.upstream.tensorflow_graphs import free_with
 
@@ -140,7 +141,8 @@ def _compiled(
 
         with numbers_on():
             state = _nothing(end, has_checksums), clock.now(), tf.constant(1) if end else 1
-        result, _, _ = repeat(take, state, num_steps, numbers_on)
+        with draws_at_trace_warned() if graphs else nullcontext():
+            result, _, _ = repeat(take, state, num_steps, numbers_on)
         # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
         # may tell its variable itself, which is to be read here, too.
         with tf.control_dependencies([result.num_rows]):
@@ -219,8 +221,8 @@ def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
         return batch
 
     def same(leaf: Any) -> Any:
-        if leaf is None:
-            return None
+        if not tf.is_tensor(leaf):
+            return leaf
         # An iterator's outputs have no device yet while the loop is traced: they are colocated with
         # the iterator. By `leaf.device` a batch would travel to the default device and back.
         with tf.compat.v1.get_default_graph().colocate_with(leaf.op):

@@ -186,7 +186,11 @@ class FrequentSync:
         changed = [self._variables[number] for number in self._changes.take()]
         if len(changed) <= _FEW:
             sync(changed, self._devices)
-            return
+        else:
+            self.sync_all()
+
+    def sync_all(self) -> None:
+        """Copies all variables."""
         if self._all is None:
             # Looking up a concrete function in a tf.function takes as long as copying. Tracing
             # takes as long as a hundred calls of `sync`, so it waits until it is needed.

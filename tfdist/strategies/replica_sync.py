@@ -16,6 +16,9 @@ class ReplicaSync(Protocol):
     def sync_changed(self) -> None:
         """Updates the other replicas, at least for the variables that changed in `watching`."""
 
+    def sync_all(self) -> None:
+        """Updates all variables of the other replicas."""
+
 
 class FullReplicaSync:
     """A `ReplicaSync` that updates every variable each time.
@@ -25,7 +28,7 @@ class FullReplicaSync:
     """
 
     def __init__(self, sync: Callable[[], None]) -> None:
-        self.sync_changed = sync
+        self.sync_changed = self.sync_all = sync
 
     def watching(self) -> AbstractContextManager[None]:
         """Returns a context that notes nothing."""

@@ -104,10 +104,10 @@ def first_batch(adapter: Any) -> Any:
     `GeneratorDataAdapter._first_batches`, and those that `dataset_of` keeps.
     """
     batches = getattr(adapter, "_first_batches", None)
-    return None if batches is None else tf.nest.map_structure(_as_tensor, batches[0])
+    return None if batches is None else tf.nest.map_structure(as_tensor, batches[0])
 
 
-def _as_tensor(leaf: Any) -> Any:
+def as_tensor(leaf: Any) -> Any:
     """Converts a leaf of a batch as the adapter's data set does.
 
     Keras's adapters convert SciPy matrices with `scipy_sparse_to_tf_sparse`.
@@ -116,6 +116,11 @@ def _as_tensor(leaf: Any) -> Any:
         return data_adapter_utils.scipy_sparse_to_tf_sparse(leaf)
     is_composite = isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor))
     return leaf if leaf is None or is_composite else tf.convert_to_tensor(leaf)
+
+
+def weights_of_classes(y: Any, class_weight: dict[int, float]) -> Any:
+    """Returns the sample weights of labels, as `train_on_batch` computes them in Keras."""
+    return data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
 
 
 def begin_epoch(adapter: Any) -> None:

@@ -6,6 +6,7 @@ Code that runs additionally, for an analysis or on another replica, must leave n
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -39,6 +40,19 @@ class RandomStates(NamedTuple):
         np.random.set_state(self.numpy)
         if self.tensorflow is not None:
             _operation_seeds().setstate(self.tensorflow)
+
+
+@contextmanager
+def draws_at_trace_warned() -> Iterator[None]:
+    """Warns if the block, in which a step is traced, draws from NumPy's global generator."""
+    before = repr(np.random.get_state())
+    yield
+    if repr(np.random.get_state()) != before:
+        warnings.warn(
+            "A step draws from np.random while it is traced. The numbers are constants, and not "
+            "Keras's if that traces it more often. Use keras.random instead.",
+            stacklevel=2,
+        )
 
 
 @contextmanager

@@ -44,7 +44,8 @@ class RepeatedCalls:
         self.get_concrete_function = function.get_concrete_function
 
     def __call__(self, iterator: Any, number: tf.Tensor) -> Any:
-        if tf.config.functions_run_eagerly() or not tf.executing_eagerly():
+        is_batch = isinstance(iterator, tuple)  # `batches.Given`
+        if is_batch or tf.config.functions_run_eagerly() or not tf.executing_eagerly():
             return self._function(iterator, number)
         if iterator not in self._known:
             result = self._function(iterator, number)
