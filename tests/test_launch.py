@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -134,7 +135,8 @@ cluster.exchange_addresses(cluster.discover())
     done = launch_program(tmp_path, body, "--num-workers", "3")
     assert done.returncode == 1
     assert "error: rank 1 ended with exit code 0 before all workers had connected" in done.stderr
-    assert "and rank 0, 2 waited for it" in done.stderr
+    # Under load, one of the others may not have begun to wait yet.
+    assert re.search("and rank (0|2|0, 2) waited for it", done.stderr)
 
 
 def test_output_ends_with_the_first_failures_traceback(tmp_path: Path) -> None:
