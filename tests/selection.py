@@ -80,6 +80,7 @@ CHECK: dict[str, float] = {
     "tests/docs/test_docstrings.py::test_examples_run_in_a_new_process": 100,
     "tests/docs/test_site.py::test_site_builds_without_warnings": 15,
     "tests/examples/": 24,
+    "tests/examples/test_unchanged_scripts.py": 40,
     "tests/studies/faults/": 10,
     "tests/gpu_paths/test_order_of_collectives.py::test_order_over_two_workers": 21.3,
     "tests/groups/test_process_groups.py": 15,
