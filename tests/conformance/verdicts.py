@@ -123,12 +123,12 @@ def _restart(layout: Layout) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    from tfdist.upstream.keras_model import xla_on_demand
+    from tfdist.upstream.keras_model import use_xla_by_default_if
 
     start_tensorflow()
     # On a GPU, Keras compiles even models that did not request XLA, and the reference would round
     # differently.
-    with xla_on_demand():
+    with use_xla_by_default_if(lambda model: False):
         for question in iter(connection.recv, None):
             connection.send(judge(question))
 

@@ -61,6 +61,7 @@ RUN_BY = {
     "tfdist.tools.tune": "tests/tools/tune",
     "tfdist.tools.bench": "tests/tools/bench",
     "tfdist.tools.runs": "tests/tools/runs",
+    "tfdist.tools.replay": "tests/tools/replay",
     "tfdist.tools.init": "tests/tools/test_init.py",
     "tfdist.tools.install_horovod": "tests/tools/install_horovod",
     "pipelines.": "tests/pipelines",

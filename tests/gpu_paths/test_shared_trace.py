@@ -10,7 +10,7 @@ from tests.conformance import engines, results
 from tests.conformance.cases import CASES
 from tests.gpu_paths.kernel_coverage import gpus_listed
 from tfdist.step.shared_trace import SharedTrace
-from tfdist.upstream.keras_model import xla_on_demand
+from tfdist.upstream.keras_model import use_xla_by_default_if
 from tfdist.upstream.patching import replaced
 
 
@@ -30,7 +30,8 @@ def test_matches_one_device(name: str) -> None:
         traced.append(trace(self, arguments))
         return traced[-1]
 
-    with gpus_listed(), replaced(SharedTrace, "_trace", keep), xla_on_demand():
+    no_xla = use_xla_by_default_if(lambda model: False)
+    with gpus_listed(), replaced(SharedTrace, "_trace", keep), no_xla:
         result = engines.tfdist(CASES[name], "mirrored traced once", 2)
     assert any(one and not one.is_optimized for one in traced)
     assert not results.compare(result, engines.expected(name), CASES[name])

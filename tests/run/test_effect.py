@@ -56,18 +56,20 @@ def test_field_without_the_field_that_it_needs_raises(fields: dict[str, Any], cu
 
 
 @pytest.mark.parametrize(
-    ("flags", "num_replicas", "stops_together", "message"),
+    ("flags", "num_replicas", "num_workers", "message"),
     [
-        ({"sync_batch_norm": True}, 1, False, "sync_batch_norm=True has no effect with one repl"),
-        ({"watchdog_seconds": 60}, 2, False, "watchdog_seconds=60.0 has no effect because no"),
-        ({"sync_batch_norm": True, "watchdog_seconds": 60}, 2, True, ""),
-        ({"epochs": 3}, 1, False, ""),
+        ({"sync_batch_norm": True}, 1, 1, "sync_batch_norm=True has no effect with one repl"),
+        ({"watchdog_seconds": 60}, 2, 1, "watchdog_seconds=60.0 has no effect because no"),
+        ({"sync_batch_norm": True, "watchdog_seconds": 60}, 2, 2, ""),
+        ({"epochs": 3}, 1, 1, ""),
     ],
 )
 def test_distributed_options_need_several_replicas(
-    flags: dict[str, Any], num_replicas: int, stops_together: bool, message: str
+    flags: dict[str, Any], num_replicas: int, num_workers: int, message: str
 ) -> None:
-    strategy: Any = SimpleNamespace(num_replicas=num_replicas, stops_together=stops_together)
+    strategy: Any = SimpleNamespace(
+        num_replicas=num_replicas, group=SimpleNamespace(size=num_workers)
+    )
     expectation = pytest.raises(ConfigurationError, match=message) if message else nullcontext()
     with expectation:
         check_spread(TrainConfig(**flags), RECIPE, strategy)

@@ -14,6 +14,7 @@ from tests.support.packages import needs_horovod
 from tfdist import strategies
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import ConfigurationError
+from tfdist.groups.buckets import GradientExchange
 from tfdist.step.forward_backward import all_reduce_gradients
 from tfdist.strategies.one_device import OneDevice
 
@@ -22,7 +23,6 @@ DEPTH = 3  # layers with a kernel and a bias each
 
 def test_slices_and_dense_gradients_are_reduced_once() -> None:
     class Counting(OneDevice):
-        bucket_bytes = 4 << 10
         num_tensors: list[int] = []  # noqa: RUF012 - used in this test only
 
         def all_reduce(self, tensors: list) -> list:
@@ -31,7 +31,9 @@ def test_slices_and_dense_gradients_are_reduced_once() -> None:
 
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2]))
     gradients = {0: slices, 1: tf.ones([1 << 10]), 2: tf.fill([1 << 10], 2.0)}
-    sums, rest = all_reduce_gradients(Counting("CPU:0"), gradients, {"loss": tf.constant(3.0)})
+    strategy = Counting("CPU:0")
+    strategy.exchange = GradientExchange(bucket_bytes=4 << 10)
+    sums, rest = all_reduce_gradients(strategy, gradients, {"loss": tf.constant(3.0)})
     assert Counting.num_tensors == [1, 3]
     assert list(sums) == [0, 1, 2]
     assert [float(tf.reduce_max(sums[i])) for i in range(3)] == [2.0, 2.0, 4.0]

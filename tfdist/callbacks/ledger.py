@@ -27,6 +27,14 @@ class LedgerLog(keras.callbacks.Callback):
     checkpoint was taken counts as that. What is left is Python: callbacks, loggers, and exchange
     between workers. A resumed run notes which part of the interrupted process's work was kept.
 
+    Example:
+        >>> from tfdist.callbacks.ledger import LedgerLog
+        >>> trainer = tfdist.Trainer(build_model, devices=2)
+        >>> ledger = LedgerLog(Path("ledger.json"), trainer.stats)
+        >>> history = trainer.fit(x, y, batch_size=64, callbacks=[ledger], verbose=0)
+        >>> len(json.loads(Path("ledger.json").read_text()))  # processes so far
+        1
+
     Args:
         path: The file; it has one entry per process.
         stats: The trainer's statistics.
