@@ -27,7 +27,7 @@ from tfdist.tools.runs import __main__ as runs
 from tfdist.tools.runs.folders import read_epochs
 
 FLAGS = ["--recipe=recipes._template", "--strategy=one_device", "--verbose=0"]
-FLAGS += ["--log-every=4"]
+FLAGS += ["--log-every=4"]  # the last one, because evaluation has no steps to log
 PATH = {"PYTHONPATH": str(ROOT)}  # added to the environment, which names the server by then
 
 #: Trains, and is killed as soon as the second checkpoint is in the bucket.
@@ -83,8 +83,8 @@ def test_run_in_a_bucket_is_complete_and_can_be_listed(
     assert f"{url}/a already contains a run" in capsys.readouterr().err
     assert root.sizes() == written
 
-    assert train.main([*FLAGS, f"--evaluate={url}/a/model.keras"]) == 0
-    assert train.main([*FLAGS, f"--evaluate={url}/a"]) == 0
+    assert train.main([*FLAGS[:-1], f"--evaluate={url}/a/model.keras"]) == 0
+    assert train.main([*FLAGS[:-1], f"--evaluate={url}/a"]) == 0
     assert checkpoint.main(["verify", f"{url}/a"]) == 0
     second = [*FLAGS, "--epochs=2", f"--run-dir={tmp_path / 'b'}"]
     assert train.main([*second, f"--resume={url}/a"]) == 0

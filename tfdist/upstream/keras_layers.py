@@ -206,7 +206,7 @@ def copy_changes(layer: keras.layers.Layer, to: keras.layers.Layer) -> None:
         config = getattr(layer, "quantization_config", None)
         to.quantize(mode, type_check=False, **({} if config is None else {"config": config}))
     for name, value in vars(layer).items():
-        if name == "quantization_config" or name.endswith("_quantizer"):
+        if name == "quantization_config" or name.endswith("quantizer"):
             setattr(to, name, value)  # activations may stay as they are: Int4QuantizationConfig
     if getattr(layer, "lora_enabled", False) and not to.lora_enabled:
         alpha = {"lora_alpha": layer.lora_alpha} if hasattr(layer, "lora_alpha") else {}
