@@ -198,6 +198,7 @@ CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 #: Parameters of tests that only `make long` runs; the others of the same test find most faults.
 LONG: dict[str, tuple[str, ...]] = {
+    "tests/script/test_processes.py::test_horovod_scripts_run_on_keras_3": ("horovod_tape",),
     "tests/checkpoint/test_resume.py::test_resumed_training_is_bitwise_identical": (
         "one_device-train 6",
         "mirrored-test 4",

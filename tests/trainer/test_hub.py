@@ -68,7 +68,6 @@ def train(trainer: Any, case: Case) -> list[float]:
     ("case", "strategy"),
     [
         (Case("bert"), "mirrored"),
-        (Case("gemma", quantized="int4", lora=4), "sharded"),
         *(
             pytest.param(case, strategy, marks=pytest.mark.long)
             for case in CASES
