@@ -40,7 +40,7 @@ def callbacks(config):
 
 
 class Tracker:
-    """Records what it gets; fails or waits if it is told to."""
+    """Records what it gets; fails or waits on request."""
 
     def __init__(self, calls: list[Any], fails: bool = False, seconds: float = 0.0) -> None:
         self.calls, self.fails, self.seconds = calls, fails, seconds
