@@ -342,10 +342,11 @@ class Saving(BaseModel):
         description="if the loss becomes NaN or infinite: continue with a warning, stop, or save "
         "the state to checkpoints/non-finite and stop (checkpoint)",
     )
-    on_spike: Literal["off", "warn", "stop"] = Field(
+    on_spike: Literal["off", "warn", "stop", "rollback"] = Field(
         "warn",
         description="if the loss leaves the band of its recent values by 7 standard deviations: "
-        "nothing (off), a warning, or stop",
+        "nothing (off), a warning, stop, or return to the last checkpoint and leave these batches "
+        "out (rollback)",
     )
 
 

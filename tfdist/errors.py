@@ -175,7 +175,12 @@ class LossSpikeError(TfdistError, ArithmeticError):
     Example:
         >>> issubclass(tfdist.errors.LossSpikeError, tfdist.errors.TfdistError)
         True
+
+    Attributes:
+        steps: The first and the last of the steps that have this loss, from 1.
     """
+
+    steps: tuple[int, int] = (0, 0)
 
 
 class ClusterError(TfdistError, RuntimeError):

@@ -144,6 +144,8 @@ class Trainer:
         strategy: The strategy.
         stats: Throughput of the current epoch.
         checkpoints: As passed. It may be changed before `fit`.
+        skipped_steps: First and last numbers, from 1, of steps that `fit` leaves out: it reads
+            their batches without training on them. Empty at first.
 
     Raises:
         TfdistError: An option or the model is not supported. The message explains the fix.
@@ -198,6 +200,7 @@ class Trainer:
         self.accumulate, self.sync_batch_norm = accumulate, sync_batch_norm
         self.remat = remat
         self.checkpoints, self.last_fit = checkpoints, CheckpointHooks()
+        self.skipped_steps: list[tuple[int, int]] = []
         self._watchdog = Watchdog(strategy.group, watchdog_seconds)
         with strategy.translate_errors():
             with remat_of_layers.exact_remat():
@@ -298,8 +301,9 @@ class Trainer:
         span = (initial_epoch, epochs)
         with closing(self._checkpointing(callbacks.callbacks, handlers, validation)) as checkpoints:
             self._loops.train(
-                handlers, validate, callbacks, span, validation_freq, checkpoints, report
-            )
+                handlers, validate, callbacks, span, validation_freq, checkpoints, report,
+                self.skipped_steps,
+            )  # fmt: skip
         self.last_fit = checkpoints.after_fit()
         return self.model.history
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import keras
 import numpy as np
 import pytest
 
+import tfdist
 from tfdist.callbacks.loss_spikes import LossSpikes
+from tfdist.checkpoint.settings import Checkpoints
 from tfdist.errors import ConfigurationError, LossSpikeError
 
 
@@ -39,5 +43,32 @@ def test_no_spike_without_one(losses: list[float]) -> None:
 
 
 def test_unknown_choice_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="expected 'warn' or 'stop'"):
-        LossSpikes(None, "rollback")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="expected one of warn, stop, rollback"):
+        LossSpikes(None, "ignore")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+@pytest.mark.parametrize("skipped", [[(1, 2)], [(3, 3), (7, 9)]])
+def test_skipped_steps_are_those_of_data_without_them(
+    strategy: str, skipped: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    saves = Checkpoints(tmp_path / "saves", every=4)
+    trainer = tfdist.Trainer(_build, strategy, devices=None, checkpoints=saves)
+    trainer.skipped_steps = skipped
+    trainer.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    keras_model = _build()
+    for step in range(12):
+        if not any(first <= step + 1 <= last for first, last in skipped):
+            rows = slice(step % 6 * 4, step % 6 * 4 + 4)
+            keras_model.train_on_batch(x[rows], y[rows])
+    for weight, expected in zip(trainer.model.weights, keras_model.weights, strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=1e-6, atol=1e-7)
+
+
+def _build() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse")
+    return model

@@ -46,14 +46,13 @@ class LedgerLog(keras.callbacks.Callback):
     def __init__(self, path: Path, stats: Any) -> None:
         super().__init__()
         self._path, self._stats = path, stats
-        self._began = psutil.Process().create_time()
         self._attempts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-        self._own: dict[str, Any] = {"began": self._began, "step": 0, "saves": 0}
-        self._attempts.append(self._own)
-        kinds = ("start", "compile", "data", "compute", "evaluation", "checkpoints")
-        self._seconds = dict.fromkeys(kinds, 0.0)
-        self._marked_at = self._written_at = 0.0
-        self._has_saved = False
+        self._begin(psutil.Process().create_time())
+
+    def begin_again(self) -> None:
+        """Books what follows apart, as if another process had resumed the run."""
+        self._write()
+        self._begin(time.time())
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._seconds["start"] = time.time() - self._began
@@ -110,6 +109,15 @@ class LedgerLog(keras.callbacks.Callback):
         """
         self._own["ended"] = ended
         self._write()
+
+    def _begin(self, began: float) -> None:
+        self._began = began
+        self._own: dict[str, Any] = {"began": began, "step": 0, "saves": 0}
+        self._attempts.append(self._own)
+        kinds = ("start", "compile", "data", "compute", "evaluation", "checkpoints")
+        self._seconds = dict.fromkeys(kinds, 0.0)
+        self._marked_at = self._written_at = 0.0
+        self._has_saved = False
 
     def _book_gap(self) -> None:
         if self._has_saved:

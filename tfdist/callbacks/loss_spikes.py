@@ -15,7 +15,7 @@ from tfdist.callbacks.step_log import RecentLoss
 from tfdist.errors import ConfigurationError, LossSpikeError
 
 Logs = Mapping[str, Any] | None
-OnSpike = Literal["warn", "stop"]
+OnSpike = Literal["warn", "stop", "rollback"]
 
 #: The rule: deviations above the mean of the last values, the number of values that it needs, and
 #: the number of new ones after which mean and deviation are updated.
@@ -37,11 +37,12 @@ class LossSpikes(keras.callbacks.Callback):
 
     Args:
         stats: The trainer's statistics.
-        on_spike: `"warn"` prints a line, `"stop"` raises an error, on all workers.
+        on_spike: `"warn"` prints a line, `"stop"` raises an error, on all workers. So does
+            `"rollback"`, after which a run of `tfdist.train` continues without these steps.
 
     Raises:
         ConfigurationError: `on_spike` is unknown.
-        LossSpikeError: The loss left its band, with `"stop"`.
+        LossSpikeError: The loss left its band, unless `on_spike` is `"warn"`.
     """
 
     chief_only, only_reads, every_batch = False, True, False  # all workers see the same losses
@@ -49,7 +50,9 @@ class LossSpikes(keras.callbacks.Callback):
     def __init__(self, stats: Any, on_spike: OnSpike = "warn") -> None:
         super().__init__()
         if on_spike not in get_args(OnSpike):
-            raise ConfigurationError(f"on_spike={on_spike!r}: expected 'warn' or 'stop'.")
+            raise ConfigurationError(
+                f"on_spike={on_spike!r}: expected one of {', '.join(get_args(OnSpike))}."
+            )
         self._stats, self._on_spike = stats, on_spike
         self._values: deque[float] = deque(maxlen=_WINDOW)
         self._recent, self._steps_before, self._last_step = RecentLoss(), 0, 0
@@ -72,7 +75,10 @@ class LossSpikes(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         first, self._last_step = self._last_step + 1, self._steps_before + batch + 1
-        self._recent.rows += int(self._stats.last_call.result.num_rows)
+        num_rows = int(self._stats.last_call.result.num_rows)
+        if not num_rows:  # steps that a run leaves out
+            return
+        self._recent.rows += num_rows
         value = self._recent.update(float((logs or {}).get("loss", 0.0)))
         if not math.isfinite(value):  # `on_nan` of the trainer decides
             return
@@ -90,6 +96,8 @@ class LossSpikes(keras.callbacks.Callback):
             f"have a mean of {self._mean:.4g} and a standard deviation of {self._deviation:.2g}. "
             f"tfdist replay RUN --step {self._last_step} shows the records of that step."
         )
-        if self._on_spike == "stop":
-            raise LossSpikeError(message)
+        if self._on_spike != "warn":
+            error = LossSpikeError(message)
+            error.steps = first, self._last_step
+            raise error
         print(f"warning: {message}", file=sys.stderr, flush=True)

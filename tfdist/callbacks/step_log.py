@@ -178,7 +178,7 @@ class StepLog(keras.callbacks.Callback):
             row["tokens_per_second"] = rate * self._tokens_per_row
         row["data_wait_share"] = min(1.0, waited / max(seconds, 1e-9))
         row["learning_rate"] = _learning_rate(self.model)
-        if "loss" in logs and self._has_mean_loss:
+        if rows and "loss" in logs and self._has_mean_loss:
             row["step_loss"] = self._loss.update(float(logs["loss"]))
         return row | {"peak_memory": peak_memory()} | dict(logs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -162,6 +163,40 @@ class StepIntervals(Observer):
         self._checkpoints.end_validation({**logs, **validated})
 
 
+class SkippedSteps(Observer):
+    """Reads the batches of some steps without training on them.
+
+    They count as steps without rows. The optimizer does not see them.
+
+    Args:
+        spans: First and last of the steps, from 1, over all epochs.
+        checkpoints: Have the progress of the run.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int]], checkpoints: CheckpointHooks) -> None:
+        self._spans, self._checkpoints = spans, checkpoints
+
+    def max_steps(self) -> int | None:
+        total = self._checkpoints.progress.total
+        ends = [end for first, last in self._spans for end in (first - 1, last)]
+        return min((end - total for end in ends if end > total), default=None)
+
+    def end_call(self, call: Call) -> None:
+        self._checkpoints.advance(call)
+
+    def around(self, steps: Steps) -> Steps:
+        """Returns steps that leave these out."""
+
+        def run(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, Logs]:
+            progress = self._checkpoints.progress
+            if not any(first <= progress.total + 1 <= last for first, last in self._spans):
+                return steps(iterator, num_steps)
+            num_read = sum(1 for _ in itertools.islice(iterator, num_steps))
+            return LoopResult(num_read, 0, 0.0, num_read=num_read), progress.logs
+
+        return Steps(run, steps.needs_full_batch)
+
+
 class Loops:
     """The loops of one trainer: training, evaluation and prediction.
 
@@ -216,6 +251,7 @@ class Loops:
         validation_freq: int | Sequence[int],
         checkpoints: CheckpointHooks,
         report: Callable[[bool], None] | None = None,
+        skipped: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Trains from one epoch up to another.
 
@@ -227,6 +263,7 @@ class Loops:
             validation_freq: The epochs with an evaluation, as in `keras.Model.fit`.
             checkpoints: Saves checkpoints, and resumes from them.
             report: Called after the step was traced, with whether it needs full batches.
+            skipped: Steps to leave out, as in `SkippedSteps`.
         """
         run, checks = self._run, self.rank_checks
         model, strategy, functions = run.model, run.strategy, run.functions
@@ -265,6 +302,9 @@ class Loops:
                 return validate(callbacks) if validate else {}
 
             by_steps.append(StepIntervals(run, checkpoints, self._log_every, every, evaluate))
+        skips = SkippedSteps(skipped, checkpoints) if skipped else None
+        if skips:
+            by_steps.append(skips)
 
         logs: Logs = progress.logs
         while progress.epoch < epochs[1] and not progress.stopped:
@@ -281,6 +321,8 @@ class Loops:
                 line = self._self_check.at_first_use("train", data, steps)
                 if line and report and strategy.group.is_chief:
                     tables.text(line)
+            if skips:
+                steps = skips.around(steps)
 
             # ---- its steps ----
             after = [*self._after, *by_steps, checkpoints]

@@ -163,6 +163,8 @@ class Throughput(Observer):
 
     def end_call(self, call: Call) -> None:
         self.last_call = call
+        if not call.result.num_rows:  # steps that are left out
+            return
         self.steps_of_epoch += int(call.result.num_steps)
         self.rows_of_epoch += int(call.result.num_rows)
         if not self._compiled:

@@ -23,7 +23,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -41,9 +41,11 @@ from tfdist.run.provenance import software
 
 #: Names within a run folder.
 CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
+#: The steps that a run leaves out, after the loss left its band: a list of first and last numbers.
+SKIPPED = "skipped_steps.json"
 
 _LOGGERS = tuple(f"logger-{name}.json" for name in ("tensorboard", "csv", "mlflow", "wandb"))
-_METRICS = ("metrics.jsonl", "metrics.csv", "ledger.json", *_LOGGERS)
+_METRICS = ("metrics.jsonl", "metrics.csv", "ledger.json", SKIPPED, *_LOGGERS)
 
 #: Fields that may differ when a run is resumed, because they do not change the results.
 _MAY_DIFFER = (
@@ -144,6 +146,15 @@ class RunFolder:
     def metrics(self) -> Path:
         """The JSON lines with the metrics of logged steps and of each epoch."""
         return self.path / "metrics.jsonl"
+
+    def skipped_steps(self) -> list[tuple[int, int]]:
+        """Returns the first and last numbers of the steps that the run leaves out."""
+        path = self.path / SKIPPED
+        return [(a, b) for a, b in json.loads(path.read_text())] if path.exists() else []
+
+    def skip(self, steps: Sequence[tuple[int, int]]) -> None:
+        """Writes the file that `skipped_steps` reads."""
+        self._write(SKIPPED, json.dumps(steps) + "\n")
 
     @property
     def curves(self) -> Path:

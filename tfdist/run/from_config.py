@@ -137,6 +137,11 @@ def make_checkpoints(
                 f"--resume {config.resume} needs checkpoints, but --checkpoint-every never "
                 "saves none. Remove one of the two flags."
             )
+        if config.on_spike == "rollback":
+            raise ConfigurationError(
+                "--on-spike rollback needs checkpoints, but --checkpoint-every never saves none. "
+                "Remove one of the two flags."
+            )
         return None
     return Checkpoints(
         folder,

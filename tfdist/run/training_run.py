@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +26,10 @@ from tfdist.callbacks.profile import Profile
 from tfdist.checkpoint.locations import store_at
 from tfdist.config import TrainConfig
 from tfdist.console import tables
-from tfdist.errors import ConfigurationError, Preempted, TfdistError
+from tfdist.errors import ConfigurationError, LossSpikeError, Preempted, TfdistError
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
+from tfdist.loops.fit import CheckpointHooks
 from tfdist.run import from_config, loggers, memory, recipe, reports, saved_model
 from tfdist.run.disk_space import full_disk_message, save_model
 from tfdist.run.effect import Watched, check_spread
@@ -35,6 +38,10 @@ from tfdist.run.provenance import provenance
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
+
+
+#: How often a run returns to the same checkpoint.
+_MOST_ROLLBACKS = 3
 
 
 def _check_resume(resume: str) -> None:
@@ -106,6 +113,9 @@ class TrainingRun:
             trainer.checkpoints = from_config.make_checkpoints(
                 config, folder.checkpoints, folder.upload
             )
+        trainer.skipped_steps = json.loads(
+            from_rank0(strategy.group, lambda: json.dumps(folder.skipped_steps()))
+        )
         self._talks = strategy.group.is_chief and config.verbose != 0
         if self._talks:
             tables.facts({**facts, "run folder": folder.location}.items())
@@ -154,12 +164,8 @@ class TrainingRun:
                     self._noting_full_disk(ending),
                     self._discarding_on_error(),
                 ):
-                    self._trainer.fit(
-                        self._data,
-                        validation_data=self._validation,
-                        callbacks=[*self._callbacks, batches, *self._profiles, self._ledger],
-                        **from_config.fit_arguments(config, self._data, self._validation),
-                    )
+                    while not self._is_trained([batches, *self._profiles]):
+                        pass
             except interrupts.TimeIsUp:
                 ending.stopped = "by --max-time"
             except KeyboardInterrupt as raised:
@@ -173,6 +179,53 @@ class TrainingRun:
             for one in self._profiles:
                 one.close()
         return ending
+
+    def _is_trained(self, callbacks: Sequence[keras.callbacks.Callback]) -> bool:
+        """Trains. Returns False if the loss left its band, and the run must continue."""
+        config = self._config
+        try:
+            self._trainer.fit(
+                self._data,
+                validation_data=self._validation,
+                callbacks=[*self._callbacks, *callbacks, self._ledger],
+                **from_config.fit_arguments(config, self._data, self._validation),
+            )
+        except LossSpikeError as spike:
+            if config.on_spike != "rollback":
+                raise
+            self._roll_back(spike)
+            return False
+        return True
+
+    def _roll_back(self, spike: LossSpikeError) -> None:
+        """Prepares a training from the last checkpoint, without the steps of a spike."""
+        config, trainer, group = self._config, self._trainer, self._strategy.group
+        store = store_at(self._folder.checkpoints)
+        places = json.loads(from_rank0(group, lambda: json.dumps(store.places())))
+        last = max((step for step, _ in places), default=0)
+        skipped = trainer.skipped_steps = [*trainer.skipped_steps, spike.steps]
+        if not places:
+            raise LossSpikeError(f"{spike} There is no checkpoint to return to.") from spike
+        if sum(first > last for first, _ in skipped) > _MOST_ROLLBACKS:
+            raise LossSpikeError(
+                f"{spike} Returning to step {last} has not helped {_MOST_ROLLBACKS} times: lower "
+                "the learning rate, or clip gradients (--clip-norm)."
+            ) from spike
+        assert trainer.checkpoints is not None
+        trainer.checkpoints = dataclasses.replace(trainer.checkpoints, resume="auto")
+        trainer.last_fit = CheckpointHooks()  # the next fit continues this one
+        keras.utils.set_random_seed(config.seed)  # the data begin as in a new process
+        self._data, self._validation = from_config.make_data(config, self._recipe, self._strategy)
+        self._ledger.begin_again()
+        if group.is_chief:
+            self._folder.skip(skipped)
+            first, last_of_spike = spike.steps
+            print(
+                f"warning: {spike} Training returns to step {last} and leaves the batches of steps "
+                f"{first} to {last_of_spike} out.",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def finish(self, ending: Ending) -> None:
         """Saves the model, prints the summary, and exports.

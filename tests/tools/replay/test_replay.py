@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
 import pipelines
 from tests.support import ROOT
 from tests.support.starting import python
+from tfdist.config import TrainConfig
+from tfdist.run.records import read_rows
+from tfdist.run.training_run import TrainingRun
 
 RECIPE = """
 import keras, pipelines
@@ -89,3 +95,37 @@ def test_poisoned_record_is_found(num_workers: int, tmp_path: Path) -> None:
     assert re.search(r"data-0000\d-of-00004\.tfrecord \d+ x \[.*\], y 10000", words), output
     same = "equal, bit for bit" if num_workers == 1 else "largest relative difference"
     assert re.search(same, words), output
+
+
+def test_rollback_continues_as_if_the_batch_were_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "data")
+    (tmp_path / "noisy.py").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+
+    def weights(run_dir: str) -> list[np.ndarray]:
+        config = TrainConfig(
+            recipe="./noisy.py", data="data", strategy="mirrored", devices=2, run_dir=run_dir,
+            on_spike="rollback", checkpoint_every="20", log_every=1, verbose=0, epochs=2,
+            batch_size=50,
+        )  # fmt: skip
+        run = TrainingRun(config)
+        run.finish(run.fit())
+        run.close()
+        return keras.saving.load_model(Path(run_dir) / "model.keras").get_weights()
+
+    rolled_back = weights("run")
+    skipped = json.loads(Path("run/skipped_steps.json").read_text())
+    assert [first // 200 for first, _ in skipped] == [0, 1]  # once in each epoch
+    output = capsys.readouterr().err
+    for first, last in skipped:
+        assert f"leaves the batches of steps {first} to {last} out" in output
+    assert len(json.loads(Path("run/ledger.json").read_text())) == 3
+    rows = read_rows(Path("run"))
+    assert [row["step"] for row in rows if "epoch" not in row] == list(range(1, 401))
+    Path("other").mkdir()
+    shutil.copy("run/skipped_steps.json", "other")
+    for weight, expected in zip(rolled_back, weights("other"), strict=True):
+        np.testing.assert_array_equal(weight, expected)
+    assert "leaves" not in capsys.readouterr().err

@@ -21,6 +21,7 @@ from tfdist.console import tables
 from tfdist.errors import ConfigurationError
 from tfdist.loops.program_state import ProgramState
 from tfdist.run import from_config, recipe
+from tfdist.run.folder import RunFolder
 from tfdist.run.records import read_rows
 from tfdist.upstream.keras_model import metrics_variables_of
 from tfdist.upstream.keras_optimizers import optimizers_of, variables_of
@@ -58,6 +59,8 @@ def replay(run: Path, config: TrainConfig, step: int) -> LastStep:
     trainer.checkpoints = from_config.make_checkpoints(config, f"{config.run_dir}/saved")
     if trainer.checkpoints is not None and place is not None:
         trainer.checkpoints = dataclasses.replace(trainer.checkpoints, resume=store.path(place))
+    skipped = RunFolder(run).skipped_steps()
+    trainer.skipped_steps = [(first, last) for first, last in skipped if last < step]
     logged = {row["step"]: row for row in rows if "epoch" not in row and "loss" in row}
     last = LastStep(step, place.step if place else 0, logged, pipelines.restart_of(data))
     last.facts = {
