@@ -17,11 +17,25 @@ def num_cores() -> int:
     cpusets), the CPU time per second of its cgroups (a container's `--cpus`, a `CPUQuota` of
     systemd), and `OMP_NUM_THREADS`.
     """
-    limits = [len(os.sched_getaffinity(0)), *map(math.ceil, _quotas())]
+    limits = [num_bound_cores(), *map(math.ceil, _quotas())]
     threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if threads.isdigit():
         limits.append(int(threads))
     return max(min(limits), 1)
+
+
+def num_bound_cores(pid: int = 0) -> int:
+    """Returns the number of cores that a process is bound to; all where systems do not bind any.
+
+    Args:
+        pid: The process; 0 for this one.
+
+    Raises:
+        OSError: Linux has no such process.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(pid))
+    return os.cpu_count() or 1
 
 
 def _quotas() -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 import tfdist
 from tests.studies import canary
+from tests.support import ROOT
 from tests.support.commands import help_without_tensorflow, packages_that_run
 from tests.support.starting import python
 from tfdist.__main__ import COMMANDS
@@ -28,6 +30,25 @@ def test_help_does_not_import_tensorflow() -> None:
     assert all(re.search(rf"usage: \S*( -m )?tfdist[ .]{name}\b", shown) for name in COMMANDS)
     assert "--num-workers N" in shown
     assert "--strategy one_device|mirrored" in shown
+
+
+IMPORTS_AND_TRAINS = """
+import importlib, os, pkgutil, sys
+import pipelines, recipes, tfdist, tfdist.train
+assert not hasattr(os, "sched_getaffinity")
+for package in (pipelines, tfdist, recipes):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+sys.exit(tfdist.train.main(["--smoke", "--strategy", "mirrored"]))
+"""
+
+
+def test_imports_and_trains_without_what_only_linux_has(tmp_path: Path) -> None:
+    """As on macOS, for which the nightly workflow runs `make quick`."""
+    environ = os.environ | {"PYTHONPATH": f"{ROOT / 'tests/support/without_linux'}:{ROOT}"}
+    done = python("-c", IMPORTS_AND_TRAINS, cwd=tmp_path, env=environ)
+    assert "val_accuracy" in done.stdout
 
 
 @pytest.mark.parametrize("name", tfdist.__all__)

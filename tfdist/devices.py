@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from pipelines.cores import num_cores
+from pipelines.cores import num_bound_cores, num_cores
 from tfdist import cluster, compile_cache
 from tfdist.cluster import gpus as gpus_of_workers
 from tfdist.cluster.remote import connection
@@ -253,7 +253,7 @@ def _limit_threads() -> None:
     """
     cores = num_cores()
     is_set = tf.config.threading.get_intra_op_parallelism_threads()
-    if cores < len(os.sched_getaffinity(0)) and not is_set and not has_started():
+    if cores < num_bound_cores() and not is_set and not has_started():
         tf.config.threading.set_intra_op_parallelism_threads(cores)
 
 

@@ -7,10 +7,12 @@ import importlib.util
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import IO
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -97,7 +99,7 @@ def _without_standard_error() -> Iterator[None]:
     except OSError:  # the process has no standard error
         yield
         return
-    with os.fdopen(os.memfd_create("standard error"), "rb") as captured:  # needs no folder
+    with _temporary_file() as captured:
         os.dup2(captured.fileno(), 2)
         try:
             yield
@@ -108,3 +110,9 @@ def _without_standard_error() -> Iterator[None]:
         finally:
             os.dup2(before, 2)
             os.close(before)
+
+
+def _temporary_file() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):  # Linux needs no folder for it
+        return os.fdopen(os.memfd_create("standard error"), "rb")
+    return tempfile.TemporaryFile()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,7 +238,9 @@ def test_lost_lock_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     mine.acquire()
     (tmp_path / lock.NAME).unlink()
     assert mine._lease is not None
-    mine._lease._claim.heartbeat.thread.join(timeout=60)
+    deadline = time.monotonic() + 60
+    while mine._lease.compromise is None and time.monotonic() < deadline:
+        time.sleep(0.05)
     with pytest.raises(ConfigurationError, match="lost its lock"):
         mine.check()
     mine.release()

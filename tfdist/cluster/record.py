@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pipelines.cores import num_bound_cores
 from tfdist.errors import ClusterError
 
 Environ = Mapping[str, str]
@@ -136,9 +137,9 @@ def describe_binding(local_size: int) -> dict[str, str]:
     Args:
         local_size: Workers on this host.
     """
-    num_cores = len(os.sched_getaffinity(0))
+    num_cores = num_bound_cores()
     try:
-        num_host_cores = len(os.sched_getaffinity(os.getppid()))  # the launcher is not bound
+        num_host_cores = num_bound_cores(os.getppid())  # the launcher is not bound
     except OSError:
         return {}
     if num_cores * local_size >= num_host_cores:

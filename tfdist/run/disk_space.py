@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,12 @@ def probe_space(path: Path, model: Any) -> None:
 
     variables = [*model.variables, *model.optimizer.variables]
     sizes = (math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+    num_bytes = sum(sizes) + _OTHER_BYTES
     with replacing(path / "probe") as file, file.open("wb") as opened:
-        os.posix_fallocate(opened.fileno(), 0, sum(sizes) + _OTHER_BYTES)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(opened.fileno(), 0, num_bytes)
+        elif shutil.disk_usage(path).free < num_bytes:  # macOS
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     (path / "probe").unlink()
 
 

@@ -29,8 +29,10 @@ def measure(found: Photographs) -> dict[str, float]:
         `step_ms`; and `batch_ms`, the time per batch of the input without the model.
 
     Raises:
-        DeviceError: There are fewer than two cores.
+        DeviceError: There are fewer than two cores, or the system cannot bind threads to them.
     """
+    if not hasattr(os, "sched_setaffinity"):
+        raise DeviceError("--with-model binds threads to cores, which only Linux can.")
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise DeviceError("--with-model needs two cores, one for the model and one for the input.")

@@ -6,13 +6,14 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 import tfdist
+from pipelines.cores import num_bound_cores
 
 
 def facts() -> dict[str, Any]:
@@ -24,7 +25,7 @@ def facts() -> dict[str, Any]:
     details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": num_bound_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "gpus": [detail.get("device_name", "unknown") for detail in details],
         "versions": {
@@ -71,12 +72,14 @@ def _busy_seconds() -> float:
     """Returns the total non-idle seconds of all cores since boot."""
     times = psutil.cpu_times()
     # `user` includes the time of guests. `steal` is the time of other virtual machines.
-    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+    others = ("iowait", "guest", "guest_nice")  # of Linux
+    return sum(times) - times.idle - sum(getattr(times, name, 0.0) for name in others)
 
 
 def _processor() -> str:
     """Returns the processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

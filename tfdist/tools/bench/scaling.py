@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse import ArgumentParser
 
+from pipelines.cores import num_bound_cores
 from tfdist import cluster
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.console import tables
@@ -164,7 +164,7 @@ def run(
         DeviceError: There is only one core.
         LaunchError: An installed engine cannot be started.
     """
-    if len(os.sched_getaffinity(0)) < 2:
+    if num_bound_cores() < 2:
         raise DeviceError("this benchmark needs two cores, one per process, but there is only one.")
     absent = {name: why for name in engines if (why := missing(name))}
     results = []

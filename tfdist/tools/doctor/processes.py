@@ -94,8 +94,9 @@ def _horovodrun(mpi: mpi_library.Mpi | None) -> list[Check]:
 
 
 def _loaded_libraries() -> str:
-    """Returns the libraries that this process has loaded, as Linux lists them."""
-    return Path("/proc/self/maps").read_text()
+    """Returns the libraries that this process has loaded, as Linux lists them; else nothing."""
+    maps = Path("/proc/self/maps")
+    return maps.read_text() if maps.exists() else ""
 
 
 def _mpi4py() -> Check:
