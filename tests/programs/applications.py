@@ -38,10 +38,7 @@ KINDS: dict[str, int] = {
 }
 
 #: Options that reduce the channels, for networks that have them.
-NARROW: dict[str, dict[str, Any]] = {
-    "MobileNet": {"alpha": 0.25},
-    "MobileNetV2": {"alpha": 0.35},
-}
+NARROW: dict[str, dict[str, Any]] = {"MobileNet": {"alpha": 0.25}, "MobileNetV2": {"alpha": 0.35}}
 
 
 def _builder(kind: str, size: int) -> Callable[[], keras.Model]:

@@ -46,10 +46,13 @@ def ignored_labels() -> keras.Model:
 
 
 class Noisy(layers.Layer):
-    """Adds NumPy's random numbers: a new constant for each function that is traced."""
+    """Adds random numbers of NumPy and a count: new constants for each function that is traced."""
+
+    calls = 0
 
     def call(self, x: Any) -> Any:
-        return x + np.random.normal(size=4)
+        self.calls += 1
+        return x + self.calls * np.random.normal(size=4)
 
 
 def _randomly_weighted(y: Any, p: Any) -> Any:
@@ -57,8 +60,8 @@ def _randomly_weighted(y: Any, p: Any) -> Any:
 
 
 @program(vectors(), only_fit=True, quick=True)
-def numpy_at_trace_time() -> keras.Model:
-    """A layer and a loss that draw from NumPy when they are traced."""
+def numbers_at_trace_time() -> keras.Model:
+    """A layer and a loss that draw from NumPy, or count, when they are traced (keras#14483)."""
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(1)(Noisy()(inputs)))
     return compiled(model, SGD(0.1), _randomly_weighted)

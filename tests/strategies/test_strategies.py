@@ -13,14 +13,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.support.starting import python
-from tests.support.training import (
-    FIT,
-    X,
-    assert_close,
-    assert_same_weights,
-    build,
-    reference,
-)
+from tests.support.training import FIT, X, assert_close, assert_same_weights, build, reference
 from tfdist import cluster
 from tfdist.cluster import membership
 from tfdist.errors import ConfigurationError, DeviceError

@@ -16,10 +16,11 @@ from tfdist.custom_step.scope import (
 )
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.patches import batch_norm
-from tfdist.rows import python_state_kept, refused_assignment
+from tfdist.rows import refused_assignment
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
+from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 #: A `train_step` or `test_step` of a model.

@@ -26,6 +26,7 @@ from tfdist.errors import (
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.model_methods import ModelFunction, check_function
 from tfdist.loops.outputs import Outputs
+from tfdist.loops.program_state import is_users, participants
 from tfdist.model_setup import build, create
 from tfdist.precision import policy
 from tfdist.replica.replica import StepOptions
@@ -38,6 +39,7 @@ from tfdist.strategies import inner_loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.replica_sync import ReplicaSync
+from tfdist.upstream import random_states
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import (
     compile_config,
@@ -84,6 +86,7 @@ class CompiledFunctions:
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
+        random_states.watch(filter(is_users, participants(model)))
         self._compilation: Any = None
         self._steps: dict[tuple[bool, ...], StepsFn] = {}
         # Functions for other data share a step, and with it the accumulated gradients.
@@ -145,24 +148,23 @@ class CompiledFunctions:
 
     def sync_copies(self) -> None:
         """Re-synchronizes the replicas after user code may have changed the model."""
-        self._strategy.variables.sync_copies(self._all_variables())
+        self._strategy.variables.sync_copies(self.all_variables())
 
     def sync_before_batch(self) -> None:
         """Re-synchronizes the replicas as `sync_copies` does, faster when called repeatedly."""
         if self._frequent_sync is None or self._frequent_sync[0] != _ids(self._model.variables):
             self.sync_copies()
-            self.frequent_sync()
-        else:
-            self._frequent_sync[1].sync_all()
+        self.frequent_sync().sync_all()
 
     def frequent_sync(self) -> ReplicaSync:
         """Returns a faster `sync_copies` for repeated calls. The variables must be in sync now."""
         ids = _ids(self._model.variables)
         if self._frequent_sync is None or self._frequent_sync[0] != ids:
-            self._frequent_sync = ids, self._strategy.variables.frequent_sync(self._all_variables())
+            self._frequent_sync = ids, self._strategy.variables.frequent_sync(self.all_variables())
         return self._frequent_sync[1]
 
-    def _all_variables(self) -> list[keras.Variable]:
+    def all_variables(self) -> list[keras.Variable]:
+        """Returns the variables of `variables` in one list."""
         return [v for group in self.variables().values() for v in group]
 
     @contextmanager
@@ -245,6 +247,7 @@ class CompiledFunctions:
         self._custom_steps.forget()
         self._model_functions.clear()
         self._frequent_sync = None
+        random_states.watch(filter(is_users, participants(model)))
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)
 

@@ -41,7 +41,7 @@ from tfdist.upstream.keras_variables import plain_variables
 #: A difference may be so many times as large as the changes that rounding errors cause.
 _TIMES_ROUNDING = 16
 #: Logs that Keras does not have.
-_EXTRA_LOGS = {"loss_scale", "skipped_steps"}
+_EXTRA_LOGS = {"gradient_norm", "loss_scale", "skipped_steps"}
 
 
 class Value(NamedTuple):
@@ -169,7 +169,7 @@ class SelfCheck:
             self.status = "not necessary: all code is Keras's"
             return None
         reason = self._reason_against(loop, data, run)
-        num_bytes = sum(np.prod(v.shape) * 4.0 for v in self._variables())
+        num_bytes = sum(np.prod(v.shape) * 4.0 for v in self._functions.all_variables())
         if reason is None and self.mode is None and num_bytes > _MAX_BYTES:
             reason = f"its state has more than {_MAX_BYTES >> 20} MB"
         if reason is not None:
@@ -189,7 +189,8 @@ class SelfCheck:
             return f"not verified: {reason}"
         began, accumulation = time.perf_counter(), self._functions.accumulation
         waiting = keras.tree.flatten(accumulation.waiting) if accumulation else []
-        state = ProgramState(self._model, [*self._variables(), *waiting, *self._rates()])
+        variables = self._functions.all_variables()
+        state = ProgramState(self._model, [*variables, *waiting, *self._rates()])
         parts, plain = self._plain_on_few_rows(loop, data, run, num_steps, state)
         if isinstance(plain, str):
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"
@@ -235,9 +236,6 @@ class SelfCheck:
                 del reasons["BatchNorm"]  # see `few_rows`
         return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or None
 
-    def _variables(self) -> list[keras.Variable]:
-        return [v for group in self._functions.variables().values() for v in group]
-
     def _rates(self) -> list[keras.Variable]:
         """Returns hyperparameters that are variables, which callbacks may set between steps."""
         rates = []
@@ -280,7 +278,7 @@ class SelfCheck:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            stack.enter_context(plain_variables(self._variables()))
+            stack.enter_context(plain_variables(self._functions.all_variables()))
             for optimizer in keras_optimizers.optimizers_of(model):
                 stack.enter_context(keras_optimizers.methods_of_class(optimizer))
             function = stack.enter_context(keras_model.eager_function(model, loop))
@@ -364,8 +362,7 @@ class SelfCheck:
 
         `fit` does so in a graph, which loses what `build` assigns.
         """
-        model = self._model
-        optimizer = model.optimizer
+        model, optimizer = self._model, self._model.optimizer
         if optimizer is None or not is_users(optimizer) or int(np.array(optimizer.iterations)):
             return
         try:

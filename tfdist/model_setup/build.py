@@ -18,7 +18,7 @@ from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, Unsup
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.random_states import numpy_state_kept
+from tfdist.upstream.random_states import python_state_kept
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -56,7 +56,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         return
     try:
         symbolic = keras.tree.map_structure(_symbolic, x)
-        with strategy.scope(), numpy_state_kept():
+        with strategy.scope(), python_state_kept():
             keras_model.build_by_shapes(model, symbolic)
     except Exception as error:
         raise UnsupportedModelError(
@@ -90,7 +90,7 @@ def build_for_training(
     build_weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
-        with strategy.scope(), numpy_state_kept():
+        with strategy.scope(), python_state_kept():
             if training and not model.optimizer.built:
                 with strategy.variables.making_state(model):
                     keras_optimizers.build_as_fit_does(model)

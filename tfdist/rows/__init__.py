@@ -2,7 +2,7 @@
 
 from tfdist.rows.reductions import NotReducibleError, Reduction, Reductions
 from tfdist.rows.rows import Rows
-from tfdist.rows.traced import TracedForward, python_state_kept, refused_assignment
+from tfdist.rows.traced import TracedForward, refused_assignment
 
 __all__ = [
     "NotReducibleError",
@@ -10,6 +10,5 @@ __all__ = [
     "Reductions",
     "Rows",
     "TracedForward",
-    "python_state_kept",
     "refused_assignment",
 ]

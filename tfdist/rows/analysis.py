@@ -83,8 +83,8 @@ class RowAnalysis:
 
     def unknown_operations(self) -> str:
         """Returns the operations that could not be classified, as a predicate."""
-        names = " and ".join(dict.fromkeys(self.unknown))
-        return f"uses operations that the row analysis cannot follow ({names})"
+        names = f" ({' and '.join(dict.fromkeys(self.unknown))})" if self.unknown else ""
+        return f"uses operations that the row analysis cannot follow{names}"
 
     def _of_op(self, op: Any, values: Sequence[Dependence]) -> list[Dependence]:
         if (of_row_alone := of_row(values)) is not None:

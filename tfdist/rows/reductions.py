@@ -24,13 +24,7 @@ from tfdist.rows.analysis import RowAnalysis
 from tfdist.rows.dependence import FREE, MIXED, UNKNOWN, Dependence, Kind, worst
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.lookups import LookupKind, kind_of_lookups
-from tfdist.rows.traced import (
-    TracedForward,
-    added_to,
-    change_is_sum,
-    is_added,
-    python_state_kept,
-)
+from tfdist.rows.traced import TracedForward, added_to, change_is_sum, is_added
 from tfdist.upstream import keras_losses
 from tfdist.upstream.keras_model import (
     build_by_shapes,
@@ -40,6 +34,7 @@ from tfdist.upstream.keras_model import (
     overrides,
     seeds_of,
 )
+from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_graphs import calls_python
 
 logger = logging.getLogger(__name__)

@@ -21,9 +21,10 @@ from tfdist.rows.dependence import FREE, MIXED
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.lookups import Lookups
 from tfdist.rows.reductions import NotReducibleError, ReductionInference
-from tfdist.rows.traced import TracedForward, change_is_sum, python_state_kept
+from tfdist.rows.traced import TracedForward, change_is_sum
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_losses, keras_model
+from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_graphs import calls_python
 
 logger = logging.getLogger(__name__)

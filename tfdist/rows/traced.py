@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -30,7 +30,7 @@ from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import call_model, flatten_layers, metrics_variables_of
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.random_states import RandomStates, draw_other_operation_seeds
+from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
@@ -258,36 +258,3 @@ def _tensors(structure: Any) -> list[tf.Tensor]:
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     parts = tf.nest.flatten(leaves, expand_composites=True)
     return [tf.convert_to_tensor(part) for part in parts]  # some are variables
-
-
-@contextmanager
-def python_state_kept(model: keras.Model) -> Iterator[None]:
-    """Restores global random states, and numbers among the attributes of layers, after the block.
-
-    Lists, files, and whatever else the code changes stay changed. If the block creates weights,
-    the state of Python's `random` stays as it is, because Keras draws the seeds of initializers
-    from it, once.
-
-    Args:
-        model: The model whose code runs.
-    """
-    states, numbers, num_weights = RandomStates.current(), _numbers(model), len(model.variables)
-    draw_other_operation_seeds()
-    try:
-        yield
-    finally:
-        states.restore(python=len(model.variables) == num_weights)
-        for layer, name, value in numbers:
-            if type(vars(layer).get(name)) is type(value):
-                vars(layer)[name] = value
-
-
-def _numbers(model: keras.Model) -> list[tuple[keras.layers.Layer, str, Any]]:
-    """Returns the attributes of the user's layers that are numbers."""
-    return [
-        (layer, name, value)
-        for layer in flatten_layers(model)
-        if not type(layer).__module__.startswith("keras.")
-        for name, value in vars(layer).items()
-        if type(value) in (int, float) and not name.startswith("_")
-    ]

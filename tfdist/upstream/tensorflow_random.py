@@ -11,10 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
-from tensorflow.python.ops import (
-    gen_random_ops,
-    gen_stateful_random_ops,
-)
+from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as samplers
 
 from tfdist.upstream.patching import replaced

@@ -126,11 +126,7 @@ def test_start_requires_a_reproducible_order(folder: Path, reading: dict[str, An
 
 
 @quick
-@given(
-    num_records=st.integers(1, 40),
-    batch_size=st.integers(1, 9),
-    map_first=st.booleans(),
-)
+@given(num_records=st.integers(1, 40), batch_size=st.integers(1, 9), map_first=st.booleans())
 def test_padding_keeps_every_record_once(
     num_records: int, batch_size: int, map_first: bool
 ) -> None:
