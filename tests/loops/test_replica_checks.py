@@ -116,13 +116,18 @@ def test_a_variable_in_an_attribute_of_an_optimizer_is_one_of_its_variables() ->
     class Averaging(keras.optimizers.SGD):
         def __init__(self) -> None:
             super().__init__(0.1)
+            self.inner = keras.optimizers.SGD(0.1, momentum=0.9)
             self.norms = {"mean": keras.Variable(1.0, trainable=False)}
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> None:
             norm = sum(tf.reduce_sum(tf.square(g)) for g in grads)
             self.norms["mean"].assign(0.5 * self.norms["mean"] + 0.5 * norm)
             self.learning_rate.assign(0.9 * self.learning_rate)
-            super().apply([g / self.norms["mean"] for g in grads], trainable_variables)
+            self.inner.apply([g / self.norms["mean"] for g in grads], trainable_variables)
+
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.inner.build(variables)
 
     plain = building(Averaging)()
     plain.fit(**FIT)
@@ -131,6 +136,7 @@ def test_a_variable_in_an_attribute_of_an_optimizer_is_one_of_its_variables() ->
     own, expected = trainer.model.optimizer, plain.optimizer
     np.testing.assert_allclose(own.norms["mean"], expected.norms["mean"], rtol=1e-5)
     np.testing.assert_allclose(own.learning_rate, expected.learning_rate, rtol=1e-5)
+    np.testing.assert_allclose(own.inner.momentums[0], expected.inner.momentums[0], rtol=1e-4)
 
 
 class Scaled(keras.optimizers.SGD):

@@ -136,23 +136,22 @@ def check_lists_of_variables(model: keras.Model) -> None:
 
 
 def variables_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the variables of an optimizer, and those that are attributes of it or of its parts.
+    """Returns the variables of an optimizer, of its attributes, and of optimizers among these.
 
     Keras lists only what `add_variable` has created. A hyperparameter may be a variable, too.
     """
-    known = list(optimizer.variables)
-    weights = {id(v) for v in [*known, *getattr(optimizer, "_trainable_variables", ())]}
-    for own in (optimizer, unwrapped(optimizer)):
-        leaves = keras.tree.flatten([v for v in vars(own).values() if _may_hold_variables(v)])
-        for leaf in leaves:
-            if isinstance(leaf, keras.Variable) and id(leaf) not in weights:
-                weights.add(id(leaf))
-                known.append(leaf)
-    return known
+    variables, optimizers = list[keras.Variable](), [optimizer]
+    for one in optimizers:
+        attributes = [v for v in vars(one).values() if isinstance(v, _MAY_HOLD_VARIABLES)]
+        held = keras.tree.flatten(attributes)
+        new = [v for v in held if isinstance(v, keras.optimizers.Optimizer)]
+        optimizers += [v for v in new if not any(v is other for other in optimizers)]
+        weights = {id(v) for v in getattr(one, "_trainable_variables", ())}
+        variables += [v for v in held if isinstance(v, keras.Variable) and id(v) not in weights]
+    return list({id(v): v for v in [*optimizer.variables, *variables]}.values())
 
 
-def _may_hold_variables(value: Any) -> bool:
-    return isinstance(value, (keras.Variable, list, tuple, dict))
+_MAY_HOLD_VARIABLES = keras.Variable, keras.optimizers.Optimizer, list, tuple, dict
 
 
 @contextmanager
@@ -222,16 +221,13 @@ def optimizers_in_scope(apply: Callable[..., None], cond: Callable[..., Any]) ->
     with ExitStack() as stack:
         stack.enter_context(all_replaced(TFOptimizer, own | plain))
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            method = functools.partialmethod(_apply_by, apply, owner.apply)
+
+            def method(self: Any, *args: Any, _plain: Any = owner.apply, **options: Any) -> None:
+                apply(_plain, self, *args, **options)
+
             stack.enter_context(replaced(owner, "apply", method))
         stack.enter_context(replaced(ops, "cond", functools.partial(cond, ops.cond)))
         yield
-
-
-def _apply_by(
-    optimizer: Any, apply: Callable[..., None], plain: Any, *args: Any, **kw: Any
-) -> None:
-    apply(plain, optimizer, *args, **kw)
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
