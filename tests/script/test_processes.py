@@ -81,13 +81,15 @@ def test_horovod_scripts_run_on_keras_3(name: str, tmp_path: Path) -> None:
 
 def test_killed_script_resumes_within_its_second_fit(tmp_path: Path) -> None:
     path = str(SCRIPTS / "killed.py")
-    expected = numbers(tmp_path, *SCRIPT, "--checkpoints", "complete", path)
+    logged = [*SCRIPT, "--log-every", "2"]
+    expected = numbers(tmp_path, *logged, "--checkpoints", "complete", path)
     assert len(expected) == 4
-    command = [*SCRIPT, "--checkpoints", "a", "--checkpoint-every", "2", "--resume", "auto", path]
+    command = [*logged, "--checkpoints", "a", "--checkpoint-every", "2", "--resume", "auto", path]
     for name, step in (("first", "5"), ("second", "4")):
         numbers(tmp_path, *command, code=-signal.SIGKILL, **{name: step})
     assert numbers(tmp_path, *command) == expected
-    edited = (tmp_path / "killed.py").write_text("\n" + Path(path).read_text())
-    assert edited
+    rows = [path.read_text() for path in sorted(tmp_path.glob("metrics-*.jsonl"))]
+    assert [text.count("step_loss") for text in rows] == [4, 4]
+    (tmp_path / "killed.py").write_text("\n" + Path(path).read_text())
     done = run(*command[:-1], "killed.py", cwd=tmp_path, env=os.environ | ENVIRON, code=1)
     assert re.search(r"'fit 1: killed.py:\d+' is now 'fit 1: killed.py:\d+'", done.stderr)

@@ -25,6 +25,7 @@ class Options:
     checkpoints: Checkpoints | None = None
     fallback: bool = False
     verify: Verify = None
+    log_every: int | str | None = None
 
 
 def distribute(
@@ -49,7 +50,8 @@ def distribute(
         devices: As for `Trainer`.
         **options: `accumulate`, `sync_batch_norm`, `remat`, `verify` and `checkpoints` as for
             `Trainer`. Each `fit` saves checkpoints in a folder of its own. `fallback=True` trains a
-            model that tfdist refuses on one device, with a warning.
+            model that tfdist refuses on one device, with a warning. `log_every`, a number of steps
+            or `"auto"`, is as for `Trainer`, and the N-th `fit` writes `metrics-N.jsonl`.
 
     Raises:
         TfdistError: The strategy cannot be created. The message explains the fix.

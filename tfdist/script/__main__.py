@@ -84,6 +84,7 @@ def _parser() -> Any:
     add("--resume", choices=("auto", "never"), default="never", help="resume from --checkpoints")
     add("--seed", type=int, metavar="N", help="with processes or --checkpoints, the default is 0")
     add("--fallback", action="store_true", help="train refused models on one device, and warn")
+    add("--log-every", type=int | str, metavar="N", help="steps between rows of metrics-1.jsonl")
     add("--verify", metavar="WHEN", help="check steps with plain Keras: first (default), off, or N")
     add("script", metavar="SCRIPT", help="the script, followed by its own arguments")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -115,7 +116,7 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
     finder = horovod.Finder()
     sys.meta_path.insert(0, finder)
     stack.callback(sys.meta_path.remove, finder)
-    names = ("strategy", "accumulate", "sync_batch_norm", "remat", "fallback")
+    names = ("strategy", "accumulate", "sync_batch_norm", "remat", "fallback", "log_every")
     devices = values.devices
     if devices is not None:
         devices = int(devices) if devices.isdecimal() else devices.split(",")

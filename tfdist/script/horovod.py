@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -21,8 +20,6 @@ from tfdist.upstream.patching import calling_package
 
 _KERAS = ("horovod.keras", "horovod.tensorflow.keras")
 _NATIVE = "horovod.tensorflow"
-#: Names of `horovod.tensorflow` that tfdist replaces by its own.
-_OWN = ("broadcast_variables", "broadcast_global_variables", "init")
 
 
 class Finder(MetaPathFinder, Loader):
@@ -39,29 +36,21 @@ class Finder(MetaPathFinder, Loader):
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         if (active := runner.active()) is not None:
             active.leave("Horovod")
-        with _without(self):
+        module = ModuleType(spec.name, f"tfdist's replacement of {spec.name}.")
+        sys.meta_path.remove(self)  # Python finds Horovod's own modules
+        try:
             own = importlib.import_module("tfdist.horovod")
-            module = ModuleType(spec.name, f"tfdist's replacement of {spec.name}.")
             if spec.name == _NATIVE:
-                real = importlib.import_module(_NATIVE)
-                _native(module, real, own)
+                _native(module, importlib.import_module(_NATIVE), own)
             else:
                 _forward(module, own)
                 sys.modules[f"{spec.name}.callbacks"] = own.callbacks
+        finally:
+            sys.meta_path.insert(0, self)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Does nothing: the module is complete."""
-
-
-@contextmanager
-def _without(finder: Finder) -> Iterator[None]:
-    """A context in which Python finds Horovod's own modules."""
-    sys.meta_path.remove(finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.insert(0, finder)
 
 
 def _forward(module: ModuleType, source: ModuleType) -> None:
@@ -73,8 +62,6 @@ def _forward(module: ModuleType, source: ModuleType) -> None:
 def _native(module: ModuleType, real: ModuleType, own: ModuleType) -> None:
     """Fills the module in the place of `horovod.tensorflow`."""
     _forward(module, real)
-    for name in _OWN:
-        setattr(module, name, getattr(own, name))
 
     def optimizer(optimizer: Any, *args: Any, **options: Any) -> Any:
         import keras
@@ -86,7 +73,10 @@ def _native(module: ModuleType, real: ModuleType, own: ModuleType) -> None:
     def tape(*args: Any, **options: Any) -> Any:
         return _with_plain_sources(real.DistributedGradientTape(*args, **options))
 
-    vars(module).update(DistributedOptimizer=optimizer, DistributedGradientTape=tape)
+    names = ("broadcast_variables", "broadcast_global_variables", "init")
+    replaced = {name: getattr(own, name) for name in names}
+    replaced |= {"DistributedOptimizer": optimizer, "DistributedGradientTape": tape}
+    vars(module).update(replaced)
 
 
 def _with_plain_sources(tape: Any) -> Any:

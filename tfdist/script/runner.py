@@ -14,13 +14,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any, cast
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.callbacks import CallbackList
 
 from tfdist import cluster, strategies
+from tfdist.callbacks.step_log import StepLog
 from tfdist.console import tracebacks
 from tfdist.errors import ConfigurationError, DataError, UnsupportedModelError, first_line
 from tfdist.loops import model_methods
@@ -34,15 +37,10 @@ from tfdist.trainer import Trainer, on_all_workers
 from tfdist.upstream import input_data, keras_model, keras_training, tensorflow_runtime
 from tfdist.upstream.patching import all_replaced, replace, replaced
 
-_METHODS = (
-    *("fit", "evaluate", "predict"),
-    *("train_on_batch", "test_on_batch", "predict_on_batch"),
-)
+_METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 _FILES = ("save", "save_weights", "export")
 #: The attribute of a model that holds its trainer: a cycle, which Python can collect.
 _TRAINER = "_tfdist_trainer"
-#: The file in the folder of checkpoints with one line for each `fit` of the script.
-_FITS = "fits.txt"
 
 _active: Runner | None = None
 
@@ -72,6 +70,15 @@ def active() -> Runner | None:
     return _active
 
 
+class _FitLog(StepLog):
+    """A log that begins anew, unless a checkpoint has restored its state."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if not self._last_step:
+            self._path.unlink(missing_ok=True)
+        super().on_epoch_begin(epoch, logs)
+
+
 class ScriptTrainer(Trainer):
     """The trainer of a script's model, with Keras's methods for one batch.
 
@@ -88,6 +95,14 @@ class ScriptTrainer(Trainer):
             if (variable := keras_model.variable_of(weight)) is not None
         }
         super().__init__(lambda: model, strategy, **options)
+        self.step_log: StepLog | None = None
+
+    def _callback_list(self, callbacks: Any, *args: Any, **options: Any) -> Any:
+        log, self.step_log = self.step_log, None
+        if log is None:
+            return super()._callback_list(callbacks, *args, **options)
+        given = callbacks.callbacks if isinstance(callbacks, CallbackList) else callbacks or []
+        return super()._callback_list([*keras.tree.flatten(given), log], *args, **options)
 
     def _replaced(self) -> Iterator[tuple[keras.Variable, Any, Any]]:
         """Yields weights, resources and values where a function still has the resource."""
@@ -125,9 +140,8 @@ class ScriptTrainer(Trainer):
             steps = functions.predict(data)
         else:
             steps = (functions.train if loop == "train" else functions.evaluate)(data, True)
-        self._self_check.at_first_use(loop, data, steps)
-        if loop != "predict":
             self.model.reset_metrics()
+        self._self_check.at_first_use(loop, data, steps)
         functions.sync_before_batch()
         result, logs = steps(data.begin_epoch(0, steps.needs_full_batch), 1)
         check_same_batches(self.strategy.group.gather([result.checksum])[:, 0], 1)
@@ -244,13 +258,7 @@ class Runner:
 
         return call
 
-    def _run(
-        self,
-        model: keras.Model,
-        original: Callable[..., Any],
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> Any:
+    def _run(self, model: keras.Model, original: Any, args: Any, options: dict[str, Any]) -> Any:
         name = original.__name__
         self._running = True
         try:
@@ -289,7 +297,7 @@ class Runner:
         trainer = vars(model).get(_TRAINER)
         if trainer is None:
             self._check_backend()
-            names = ("accumulate", "sync_batch_norm", "remat", "verify")
+            names = ("accumulate", "sync_batch_norm", "remat", "verify", "log_every")
             options = {name: vars(self._options)[name] for name in names}
             trainer = ScriptTrainer(model, self.connect(), **options)
             model_methods.write_on_all(model)  # the runner's own methods write on the chief
@@ -309,16 +317,20 @@ class Runner:
             )
 
     def _begin_fit(self, trainer: ScriptTrainer) -> None:
-        """Gives a `fit` the checkpoints of its position in the script."""
-        checkpoints = self._options.checkpoints
-        if checkpoints is None:
-            return
+        """Gives a `fit` the checkpoints and the log of its position in the script."""
+        checkpoints, every = self._options.checkpoints, self._options.log_every
         trainer.checkpoints, trainer.last_fit.number = checkpoints, self._num_fits
         self._num_fits += 1
-        if not cluster.is_chief():
-            return
-        tf.io.gfile.makedirs(folder := os.fspath(checkpoints.folder))
-        path = os.path.join(folder, _FITS)  # noqa: PTH118 - may be a URL
+        if every is not None:
+            path = Path(f"metrics-{self._num_fits}.jsonl")
+            trainer.step_log = _FitLog(path, trainer.stats, every)
+        if checkpoints is not None and cluster.is_chief():
+            self._note_position(os.fspath(checkpoints.folder))
+
+    def _note_position(self, folder: str) -> None:
+        """Notes the line of a `fit` in a file beside the checkpoints, or compares them."""
+        tf.io.gfile.makedirs(folder)
+        path = os.path.join(folder, "fits.txt")  # noqa: PTH118 - may be a URL
         text = tf.io.gfile.GFile(path).read() if tf.io.gfile.exists(path) else ""
         position = f"fit {self._num_fits}: {tracebacks.caller()}"
         before = text.splitlines()[self._num_fits - 1 :][:1]
