@@ -18,10 +18,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError
-from tfdist.loops.data_order import order_of
+from tfdist.loops.data_order import NumberedOrder, order_of
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData, Element
-from tfdist.strategies.feed import Feed, UnevenData, without_optionals
+from tfdist.strategies.feed import Feed, UnevenData, prefetched, without_optionals
 from tfdist.upstream import input_data
 from tfdist.upstream.features import existing
 
@@ -146,6 +146,10 @@ class DataHandler:
 
     def _distribute(self, dataset: tf.data.Dataset) -> Any:
         ahead = not input_data.is_read_ahead(self._adapter)  # more would be lost for the next loop
+        in_parts = self._steps_per_epoch is not None and not isinstance(self._order, NumberedOrder)
+        if in_parts and not input_data.has_iterator_state(dataset):  # reading may have effects
+            # As many batches ahead as TensorFlow reads for Keras.
+            dataset, ahead = prefetched(dataset, ()), False
         return self._strategy.feed.distribute(
             dataset, self.own_rows, self._needs_full_batch, ahead, self.check_data
         )
