@@ -23,7 +23,8 @@ _watched = weakref.WeakValueDictionary[int, Any]()
 
 def watch(objects: Iterable[Any]) -> None:
     """Makes numbers that are attributes of objects a part of the state."""
-    _watched.update({id(one): one for one in objects if hasattr(one, "__dict__")})
+    allowed = [one for one in objects if hasattr(one, "__dict__") and type(one).__weakrefoffset__]
+    _watched.update({id(one): one for one in allowed})
 
 
 def _numbers() -> list[tuple[Any, str, Any]]:
