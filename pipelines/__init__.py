@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from pipelines.reading.tuning import without_autotuning as without_autotuning
     from pipelines.sources.account import Account as Account
     from pipelines.sources.account import load_account as load_account
-    from pipelines.sources.read_table import read_table as read_table
     from pipelines.sources.source import list_files as list_files
     from pipelines.sources.splits import find_splits as find_splits
+    from pipelines.sources.table_files import read_table as read_table
     from pipelines.writing.write import write_shards as write_shards
 
 _ATTRIBUTES = {
@@ -54,7 +54,7 @@ _ATTRIBUTES = {
     "mix": "pipelines.reading.mixture",
     "pack_dataset": "pipelines.pack.packing",
     "read": "pipelines.reading.read",
-    "read_table": "pipelines.sources.read_table",
+    "read_table": "pipelines.sources.table_files",
     "restart_of": "pipelines.reading.position",
     "without_autotuning": "pipelines.reading.tuning",
     "write_shards": "pipelines.writing.write",

@@ -423,7 +423,7 @@ def _files(location: str, **options: Any) -> tuple[Columns, Columns | None]:
         raise DataError(_settings.in_settings(str(error)) + hint) from None
     for name, part in columns.items():
         part.rows = rows[name]
-    _print(f"{rows['train'].described()}\n{account}")
+    _print(_settings.in_settings(f"{rows['train'].described()}\n{account}"))
     return columns["train"], columns.get("validation", columns.get("test"))
 
 

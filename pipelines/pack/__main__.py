@@ -211,6 +211,12 @@ def _add_source_flags(parser: ArgumentParser) -> None:
         "--quote", metavar="CHARACTER", help="CSV: around cells, or 'none'; default: detected"
     )
     group.add_argument(
+        "--header",
+        metavar="NAMES",
+        help="CSV: 'first' if the first row has the names of the columns; otherwise 'none', or "
+        "the names as A,B,C",
+    )
+    group.add_argument(
         "--whole-files",
         action="store_true",
         help="text: one example per file; default: one per line",

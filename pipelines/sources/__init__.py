@@ -8,12 +8,13 @@ from typing import Any
 
 from pipelines import storage
 from pipelines.errors import DataError
-from pipelines.sources import splits
+from pipelines.sources import splits, table_files
 from pipelines.sources.source import (
     COMPRESSED,
     Options,
     Source,
     add_files,
+    has_files,
     has_suffix,
     is_folder,
     list_again,
@@ -71,7 +72,10 @@ def open_source(location: str, kind: str, options: Options) -> Source:
     if not is_folder(root):
         source.account.use("files", 1)
     elif source.files is not None:
-        add_files(source, root, path, split, f"not read by --from {kind}")
+        add_files(
+            source.account, source.files, root, f"not read by --from {kind}",
+            skipped=source.skipped, split=(split, path) if split else None,
+        )  # fmt: skip
     return source
 
 
@@ -96,6 +100,8 @@ def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, 
         return folders[split], kind, split
     kind = _kind_of(str(path)) if kind == "auto" else kind
     suffixes = None if kind == "images" else _module(kind).SUFFIXES
+    if suffixes == table_files.SUFFIXES:
+        suffixes = table_files.suffixes_in(path)
     files = splits.split_files(path, suffixes, options.splits)
     if not files:
         if options.splits:
@@ -116,6 +122,8 @@ def _kind_of(location: str) -> str:
     kinds = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
     if len(kinds) == 1:
         return next(iter(kinds.values()))
+    if not kinds and has_files(location, table_files.FALLBACK_SUFFIXES):
+        return "jsonl"
     what = " and ".join(kinds.values()) or "nothing that can be packed"
     files = [storage.at(location), *listing(storage.at(location)).files]
     if not kinds and (packed := [file for file in files if has_suffix(file, COMPRESSED)]):

@@ -18,6 +18,7 @@ import numpy as np
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import DType, Feature
+from pipelines.sources import splits
 from pipelines.sources.source import (
     Example,
     Options,
@@ -29,7 +30,7 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath
 
-OPTIONS: frozenset[str] = frozenset()
+OPTIONS = frozenset({"split"})
 SUFFIXES = frozenset({".npy"})
 
 
@@ -44,13 +45,17 @@ def fits(location: str) -> bool:
 class Arrays(Source):
     """Rows of arrays as examples. The features have the names of the arrays."""
 
-    def __init__(self, path: AnyPath) -> None:
-        self._path = path
+    def __init__(self, path: AnyPath, split: str | None = None) -> None:
+        self._path, self._split = path, split
         self._length = _common_length(path, self._arrays)
         self.features = tuple(_feature(path, name, a) for name, a in self._arrays.items())
         files, root = _files(path)
         self.files = files
         self.description = f"arrays, {self._length} rows {fingerprint(files, root, contents=True)}"
+        self.description += f", {split}" if split else ""
+        left_out = [name for name in _load(path) if name not in self._arrays]
+        self.account.leave_out("arrays", f"not in the split {split}", *left_out)
+        self.account.use("arrays", len(self._arrays))
 
     def __len__(self) -> int:
         return self._length
@@ -61,12 +66,22 @@ class Arrays(Source):
 
     @functools.cached_property
     def _arrays(self) -> Mapping[str, np.ndarray]:
-        return _load(self._path)
+        return _of_split(self._path, _load(self._path), self._split)
+
+
+def _of_split(
+    path: AnyPath, arrays: dict[str, np.ndarray], split: str | None
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of a split, such as `x_train` and `y_train`, or all if there are none."""
+    by_split = splits.by_words(arrays)
+    if split or (len(by_split) > 1 and len({len(a) for a in arrays.values() if a.ndim}) > 1):
+        return {n: arrays[n] for n in by_split[splits.choose(str(path), by_split, split)]}
+    return arrays
 
 
 def open_source(location: str, options: Options) -> Source:
     """Opens arrays."""
-    return Arrays(storage.at(location))
+    return Arrays(storage.at(location), options.split)
 
 
 def _files(path: AnyPath) -> tuple[list[AnyPath], AnyPath]:

@@ -12,16 +12,26 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipelines.errors import DataError
-from pipelines.sources.encodings import Encoding, decoding_error, encoding_of, open_text
-from pipelines.sources.source import Options
-from pipelines.storage import AnyPath, RemotePath
+from pipelines.sources.encodings import (
+    Encoding,
+    decoding_error,
+    encoding_of,
+    open_bytes,
+    open_text,
+)
+from pipelines.sources.source import Options, suffix_of
+from pipelines.sources.types import is_number
+from pipelines.storage import AnyPath
 
 #: Default delimiters by suffix.
 DELIMITERS = {".csv": ",", ".tsv": "\t", ".tab": "\t"}
+#: `--header` of files whose first row is one of data, and of those where it has the names.
+NONE, FIRST = "none", "first"
 _OTHERS = ",;\t|"
 _SAMPLE_LINES, _SAMPLE_CHARACTERS = 1000, 1 << 16
 _SNIFFED_CHARACTERS = 1 << 13  # the patterns of csv.Sniffer are slow on long texts
 _BLOCK_BYTES = 1 << 24  # also the longest row
+_SAMPLE_ROWS = 20
 _EXCEL = "sep="  # a first line that names the delimiter
 
 
@@ -33,6 +43,8 @@ class Dialect(NamedTuple):
         delimiter: The character between cells.
         quote: The character around cells, or None.
         note: What was detected, for the user; empty for the usual dialect of the suffix.
+        skip: Number of lines before the table.
+        names: Names of the columns; None: those in the first row.
     """
 
     encoding: Encoding
@@ -40,6 +52,7 @@ class Dialect(NamedTuple):
     quote: str | None
     note: str = ""
     skip: int = 0
+    names: list[str] | None = None
 
 
 def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
@@ -63,12 +76,13 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
 
         def table(*, use_threads: bool) -> Any:
             return arrow.read_csv(
-                file.open("rb") if isinstance(file, RemotePath) else str(file),
+                open_bytes(file),
                 read_options=arrow.ReadOptions(
                     encoding=dialect.encoding.name,
                     block_size=_BLOCK_BYTES,
                     use_threads=use_threads,
                     skip_rows=dialect.skip,
+                    column_names=dialect.names,
                 ),
                 parse_options=arrow.ParseOptions(
                     delimiter=dialect.delimiter,
@@ -86,11 +100,18 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
             return table(use_threads=False), dialect
     except UnicodeError as error:
         raise decoding_error(file, error) from None
+    except pa.ArrowException as error:
+        encoding = dialect.encoding
+        guess = f" ({encoding.note}, a guess: --encoding)" if encoding.is_guessed else ""
+        raise DataError(
+            f"{file}: cannot be read as a table: {error}{guess}; remove lines that are no rows, or "
+            "choose --delimiter and --quote"
+        ) from None
 
 
 def _dialect(file: AnyPath, options: Options) -> Dialect:
     encoding = encoding_of(file, options.encoding)
-    usual = DELIMITERS.get(file.suffix.lower(), ",")
+    usual = DELIMITERS.get(suffix_of(file), ",")
     quote = None if options.quote == "none" else _character(options.quote or '"', "--quote")
     try:
         lines = _first_lines(file, encoding)
@@ -103,9 +124,36 @@ def _dialect(file: AnyPath, options: Options) -> Dialect:
     if not delimiter and not _divides(lines, usual, quote):
         delimiter, quote = _sniffed(lines, usual, quote, bool(options.quote))
     delimiter = delimiter or usual
+    _check_spaces(file, lines, delimiter)
     note = "" if delimiter == usual and not skip else f"divided by {delimiter!r}"
     note = ", ".join(filter(None, [encoding.note, note]))
-    return Dialect(encoding, delimiter, quote, note, skip)
+    return Dialect(encoding, delimiter, quote, note, skip, _names(lines, delimiter, quote, options))
+
+
+def _check_spaces(file: AnyPath, lines: list[str], delimiter: str) -> None:
+    """Raises `DataError` for a web page, and for rows of numbers that spaces divide."""
+    if lines and lines[0].lstrip().lower().startswith(("<!doctype html", "<html")):
+        raise DataError(f"{file}: is a web page, not a table; download the file itself")
+    words = [line.split() for line in lines[:_SAMPLE_ROWS] if line.strip()]
+    numbers = sum(map(is_number, words[-1])) if words else 0
+    is_divided = delimiter != " " and not any(delimiter in line for line in lines)
+    if is_divided and len({*map(len, words)}) == 1 and 1 < len(words[-1]) <= 2 * numbers:
+        raise DataError(
+            f"{file}: spaces seem to divide the cells; pass --delimiter ' ' if it is one each, and "
+            "replace several by one first"
+        )
+
+
+def _names(
+    lines: list[str], delimiter: str, quote: str | None, options: Options
+) -> list[str] | None:
+    """Returns the names of the columns of a file without a row of names; None if it has one."""
+    if options.header in (None, FIRST):
+        return None
+    if options.header and options.header != NONE:
+        return options.header.split(",")
+    width = len(next(filter(None, _rows(iter(lines), delimiter, quote)), ()))
+    return [f"column_{number}" for number in range(1, width + 1)]
 
 
 def _character(given: str, flag: str) -> str:
@@ -162,7 +210,7 @@ def _check_quotes(file: AnyPath, dialect: Dialect) -> None:
     assert dialect.quote
     begin = 1
     try:
-        with file.open("rb") as binary:
+        with open_bytes(file) as binary:
             mark = dialect.quote.encode()
             if not any(mark in block for block in iter(lambda: binary.read(1 << 20), b"")):
                 return

@@ -1,16 +1,23 @@
-"""Encodings of text: UTF-8 is kept byte for byte, and anything else is detected and decoded."""
+"""Text files: compressed ones are unpacked, UTF-8 is kept byte for byte, others are decoded."""
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import functools
+import gzip
 import io
 import itertools
+import lzma
+import re
+import zipfile
 from collections.abc import Iterable
-from typing import BinaryIO, NamedTuple, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import charset_normalizer
 
 from pipelines.errors import DataError
+from pipelines.format.record_file import INFLATE_ERRORS
 from pipelines.storage import AnyPath
 
 UTF8 = "utf-8"
@@ -23,12 +30,21 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
+#: Suffixes of text files that are unpacked when they are read.
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
+_ZIP = b"PK\x03\x04"
+_LFS = b"version https://git-lfs.github.com/"
+#: How files begin that are compressed, whatever they are called.
+_COMPRESSED = re.compile(rb"\x1f\x8b\x08|BZh[1-9]1AY&SY|\xfd7zXZ\0|\x28\xb5\x2f\xfd|PK\x03\x04")
 _WESTERN = "cp1252"
 #: Encodings that programs still write. Short texts fit many others by chance.
 _CANDIDATES = [
     *("utf_16_le", "utf_16_be", _WESTERN, "cp1250", "cp1251", "koi8_r", "cp1253", "cp1254"),
     *("cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "cp949", "mac_roman"),
 ]
+
+#: Characters of Japanese that nobody writes whole texts with, but as which many bytes decode.
+_HALFWIDTH = re.compile("[\uff61-\uff9f]")
 
 
 class Encoding(NamedTuple):
@@ -63,7 +79,7 @@ def encoding_of(file: AnyPath, given: str | None = None, data: bytes | None = No
     Raises:
         DataError: There is no such encoding, or the file is UTF-8 with a few invalid bytes.
     """
-    with file.open("rb") if data is None else io.BytesIO(data) as opened:
+    with open_bytes(file) if data is None else io.BytesIO(data) as opened:
         begin = opened.read(4)
         mark = next((mark for mark in _MARKS if begin.startswith(mark)), b"")
         if given:
@@ -85,9 +101,64 @@ def encoding_of(file: AnyPath, given: str | None = None, data: bytes | None = No
         return Encoding(_likeliest(opened, file, invalid), is_guessed=True)
 
 
+def with_compressed(*suffixes: str) -> frozenset[str]:
+    """Returns suffixes of text files, and those of the same files when compressed."""
+    return frozenset(suffix + packed for suffix in suffixes for packed in ("", *COMPRESSIONS))
+
+
+def open_bytes(file: AnyPath) -> BinaryIO:
+    """Opens a text file for reading bytes, those of its contents if it is compressed."""
+    data = unpacked(file)
+    return file.open("rb") if data is None else io.BytesIO(data)
+
+
+@functools.lru_cache(maxsize=1)
+def unpacked(file: AnyPath) -> bytes | None:
+    """Returns the contents of a compressed file; None if it is not compressed.
+
+    Raises:
+        DataError: It is damaged, an archive of several files, or stands for a file elsewhere.
+    """
+    with file.open("rb") as opened:
+        begin = opened.read(len(_LFS))
+        if begin == _LFS:
+            raise DataError(f"{file}: is a pointer of Git LFS; fetch the data with git lfs pull")
+        if not (match := _COMPRESSED.match(begin)):
+            return None
+        opened.seek(0)
+        try:
+            return _unpack(match[0], opened, file)
+        except (*INFLATE_ERRORS, OSError, lzma.LZMAError, zipfile.BadZipFile) as error:
+            raise DataError(
+                f"{file}: its compressed data are damaged or cut off: {error}"
+            ) from None
+
+
+def _unpack(mark: bytes, opened: BinaryIO, file: AnyPath) -> bytes:
+    if mark == _ZIP:
+        return _only_member(opened, file)
+    unpack: dict[bytes, Any] = {b"\x1f": gzip.open, b"B": bz2.open, b"\xfd": lzma.open}
+    if mark[:1] in unpack:
+        return bytes(unpack[mark[:1]](opened).read())
+    import pyarrow as pa
+
+    return bytes(pa.CompressedInputStream(opened, "zstd").read())
+
+
+def _only_member(opened: BinaryIO, file: AnyPath) -> bytes:
+    with zipfile.ZipFile(opened) as archive:
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        names = [name for name in names if not name.startswith("__MACOSX/")]
+        if "[Content_Types].xml" in names:
+            raise DataError(f"{file}: is a workbook of Excel; save its sheet as CSV UTF-8")
+        if len(names) != 1:
+            raise DataError(f"{file}: contains {len(names)} files; unpack it into a folder first")
+        return archive.read(names[0])
+
+
 def open_text(file: AnyPath, encoding: Encoding, newline: str = "") -> TextIO:
     """Opens a file as text with its line ends unchanged."""
-    opened = file.open("rb")
+    opened = open_bytes(file)
     opened.seek(encoding.start)
     return io.TextIOWrapper(opened, encoding.name, newline=newline)
 
@@ -125,7 +196,13 @@ def _likeliest(opened: BinaryIO, file: AnyPath, invalid: int) -> str:
             f"{file}: byte {invalid} is not UTF-8, although most others are; correct the file, or "
             "choose an encoding, such as --encoding cp1252"
         )
-    matches = list(charset_normalizer.from_bytes(sample, cp_isolation=_CANDIDATES))
+    # UTF-16 has NUL bytes at least at the ends of lines.
+    candidates = [name for name in _CANDIDATES if b"\0" in sample or not name.startswith("utf")]
+    matches = [
+        match
+        for match in charset_normalizer.from_bytes(sample, cp_isolation=candidates)
+        if len(_HALFWIDTH.findall(str(match))) * 2 <= sum(not c.isascii() for c in str(match))
+    ]
     if not matches:
         raise DataError(f"{file}: not text in a known encoding; choose it with --encoding NAME")
     # Among equally likely encodings, the order of the library is alphabetical.

@@ -275,7 +275,7 @@ class ImageFolder(Source):
         self._folder, self._paths = folder, list(paths)
         self.files = self._paths
         self.skipped = skipped
-        self._classes = class_names(self._paths, folder)
+        self._classes = class_names(self._paths, folder, self.account, loose_allowed=False)
         try:
             self._coding = coding_for(self._paths, options)
         except decoding.DamagedError as error:

@@ -13,6 +13,8 @@ from pipelines.sources.source import Options
 from pipelines.storage import AnyPath
 
 SUFFIXES = (".jsonl", ".ndjson")
+#: The suffix of files that are tables only if the user names them, or nothing else can be packed.
+JSON = ".json"
 _ROWS_AT_ONCE = 1 << 14
 
 
@@ -42,10 +44,24 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Encoding, frozenset[str]
     except UnicodeError as error:
         raise decoding_error(file, error) from None
     table = _concatenated(tables, file)
+    if len(table) == 1 and all(map(_is_column_of_pandas, table.schema)):
+        raise DataError(
+            f"{file}: is a table by columns, as pandas writes it by default; write it with "
+            'to_json(orient="records", lines=True)'
+        )
     texts = {field.name for field in table.schema if pa.types.is_string(field.type)}
     mixed |= {f.name for t in tables for f in t.schema if not pa.types.is_null(f.type)
               and not pa.types.is_string(f.type)}  # fmt: skip
     return table, encoding, frozenset(mixed & texts)
+
+
+def _is_column_of_pandas(field: Any) -> bool:
+    import pyarrow as pa
+
+    kind = field.type
+    return pa.types.is_struct(kind) and [kind.field(i).name for i in range(kind.num_fields)] == [
+        *map(str, range(kind.num_fields))
+    ]
 
 
 def _objects(lines: Iterable[str], file: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -90,6 +106,14 @@ def _column(values: list[tuple[int, Any]], file: AnyPath, name: str, mixed: set[
     cells = [value for _, value in values]
     try:
         return pa.array(cells)
+    except UnicodeEncodeError as error:
+        line = next(
+            line for line, cell in values if error.object in json.dumps(cell, ensure_ascii=False)
+        )
+        raise DataError(
+            f"{file}: line {line}: field {name!r} has half of a surrogate pair, "
+            "which is no character; remove it"
+        ) from None
     except (pa.ArrowException, OverflowError):
         pass
     for line, cell in values:

@@ -18,6 +18,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.sources.account import Account, printable
+from pipelines.sources.encodings import unpacked
 from pipelines.sources.types import Reading
 from pipelines.storage import AnyPath, RemotePath
 
@@ -46,6 +47,7 @@ class Options(BaseModel):
     encoding: str | None = None
     delimiter: str | None = None
     quote: str | None = None
+    header: str | None = None
 
     def given(self) -> dict[str, object]:
         """Returns the options that were given."""
@@ -218,7 +220,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-#: Suffixes of compressed files, which no source reads.
+#: Suffixes of compressed files, which only sources of text read.
 COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar"})
 #: Files of the split that is read, by folder, if other files there belong to other splits.
 _of_split: dict[AnyPath, frozenset[AnyPath]] = {}
@@ -228,6 +230,7 @@ def list_again() -> None:
     """Forgets which files a folder has."""
     _listing.cache_clear()
     listing.cache_clear()
+    unpacked.cache_clear()
     _of_split.clear()
 
 
@@ -243,7 +246,13 @@ def is_folder(path: AnyPath) -> bool:
 
 def has_suffix(path: AnyPath | PurePath, suffixes: Collection[str]) -> bool:
     """Returns whether the name of a file ends with one of these suffixes, in any case."""
-    return path.suffix.lower() in suffixes
+    return path.name.lower().endswith(tuple(suffixes))
+
+
+def suffix_of(path: AnyPath) -> str:
+    """Returns the suffix of a file in lowercase, without that of its compression."""
+    suffix = path.suffix.lower()
+    return PurePath(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
 def has_files(location: str, suffixes: Collection[str]) -> bool:
@@ -271,57 +280,71 @@ def list_files(folder: str | AnyPath) -> list[Any]:
     return files_below(storage.at(folder))
 
 
-def add_files(source: Source, root: AnyPath, folder: AnyPath, split: str | None, why: str) -> None:
-    """Adds every file below a folder to the account of a source: used, or left out.
+def add_files(
+    account: Account,
+    used: Collection[AnyPath],
+    root: AnyPath,
+    why: str,
+    *,
+    skipped: Mapping[AnyPath, str] = {},
+    split: tuple[str, AnyPath] | None = None,
+) -> None:
+    """Adds every file below a folder to an account: used, or left out.
 
     Args:
-        source: An open source.
+        account: The account.
+        used: The files that are read.
         root: The folder that the user chose.
-        folder: The folder that the source reads: `root`, or a split in it.
-        split: The split that the source reads, if there are several.
-        why: The reason for files that the source does not read.
+        why: The reason for files that are not read.
+        skipped: Other reasons by file.
+        split: The split that is read, if there are several, and the folder that has it.
     """
-    account, files, used = source.account, listing(root), set(source.files or ())
+    files, used = listing(root), set(used)
     account.use("files", len(used))
     account.add_clutter("files", files.num_clutter)
     others = defaultdict(list, files.left_out)
-    of_split = set(files_below(folder)) if split else set()
+    of_split = set(files_below(split[1])) if split else set()
     for path in files.files:
         if path not in used:
-            reason = why if not split or path in of_split else f"not in the split {split}"
+            reason = why if not split or path in of_split else f"not in the split {split[0]}"
             reason = "compressed; unpack it first" if has_suffix(path, COMPRESSED) else reason
-            others[source.skipped.get(path, reason)].append(path)
+            others[skipped.get(path, reason)].append(path)
     for reason, paths in others.items():
         names = (storage.relative(path, root) for path in paths[:3])
         account.leave_out("files", reason, *names, count=len(paths))
 
 
 def class_names(
-    paths: Iterable[AnyPath], folder: AnyPath, account: Account | None = None
+    paths: Iterable[AnyPath], folder: AnyPath, account: Account, *, loose_allowed: bool
 ) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
     Args:
         paths: The files.
         folder: The folder.
-        account: Gets the number of files if some are in the folder itself and others in subfolders,
-            which are then no classes; None: this is an error.
+        account: Gets what is guessed.
+        loose_allowed: Whether some files may be in the folder itself and others in subfolders,
+            which are then no classes.
 
     Raises:
         DataError: Some files are in the folder itself and others in subfolders.
     """
-    names, loose, count = set(), list[AnyPath](), 0
+    names, loose, count, inner = set(), list[AnyPath](), 0, set[str]()
     for path in paths:
         parts = storage.relative(path, folder).parts
         count += 1
         if len(parts) > 1:
             names.add(printable(parts[0]))
+            inner |= {"/".join(parts[:2])} if len(parts) > 2 else set()
         else:
             loose.append(path)
-    if names and loose and account is None:
+    if names and loose and not loose_allowed:
         raise DataError(f"{printable(loose[0])}: has no class; move it to one of the class folders")
-    if names and loose and account is not None:
+    if names and loose:
         change = "read without classes, because some are in no subfolder"
         account.change("files", change, *(path.name for path in loose), count=count, guessed=True)
         return ()
+    if len(names) == 1 and inner:
+        change = "read as one class, whose subfolders are no classes"
+        account.change("files", change, *sorted(inner), count=count, guessed=True)
     return tuple(sorted(names))

@@ -116,6 +116,11 @@ def choose(location: str, found: Collection[str], split: str | None) -> str:
     )
 
 
+def by_words(names: Collection[str]) -> dict[str, list[str]]:
+    """Returns names by the split of which they have a word, such as `x_train`."""
+    return _by_split(names, None)
+
+
 def _by_split(names: Collection[str], splits: str | None) -> dict[str, list[str]]:
     by_split = defaultdict[str, list[str]](list)
     patterns = _patterns(splits)

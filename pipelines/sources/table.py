@@ -29,6 +29,7 @@ from pipelines.sources.source import (
     files_below,
     fingerprint,
     has_files,
+    has_suffix,
     is_folder,
 )
 from pipelines.storage import AnyPath, RemotePath
@@ -43,7 +44,8 @@ _NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYP
 
 def fits(location: str) -> bool:
     """Returns whether the location is a table or a folder of tables."""
-    return has_files(location, SUFFIXES)
+    is_named = has_suffix(storage.at(location), table_files.FALLBACK_SUFFIXES)
+    return is_named or has_files(location, SUFFIXES)
 
 
 class Table(Source):
@@ -120,6 +122,7 @@ class Table(Source):
             column = _with_value(column, name, self._fill[name]) if is_filled else column
             table = table.set_column(index, name, column)
         _check_values(table, self._files[0])
+        _check_lists(table, self._rows)
         return table
 
     @functools.cached_property
@@ -181,9 +184,9 @@ def open_source(location: str, options: Options) -> Source:
     path = storage.at(location)
     if not is_folder(path):
         return Table([path], path.parent, options)
-    if files := files_below(path, SUFFIXES):
+    if files := files_below(path, table_files.suffixes_in(path)):
         return Table(files, path, options)
-    raise DataError(f"{location}: expected {', '.join(SUFFIXES)} files, found none")
+    raise DataError(f"{location}: expected {table_files.EXPECTED} files, found none")
 
 
 def _class_names(file: AnyPath) -> dict[str, tuple[str, ...]]:
@@ -259,6 +262,27 @@ def _check_values(table: Any, file: AnyPath) -> None:
         what = f"column {names[0]!r} is" if len(names) == 1 else f"columns {names} are"
         ignore = " ".join(f"--column {name}=ignore" for name in names)
         raise DataError(f"{file}: {what} empty in all rows; remove, or use {ignore}")
+
+
+def _check_lists(table: Any, rows: table_files.Rows) -> None:
+    """Raises `DataError` if a list has elements without a value."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in table.column_names:
+        column = table[name]
+        if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+            row, start = None, 0
+            for chunk in column.chunks:
+                gap = _first_gap(pc.list_flatten(chunk))
+                if gap >= 0 and row is None:
+                    row = start + pc.list_parent_indices(chunk)[gap].as_py()
+                start += len(chunk)
+            if row is not None:
+                raise DataError(
+                    f"{rows.locate(row)}: column {name!r} has a list with an empty element; "
+                    f"correct it, or use --column {name}=ignore"
+                )
 
 
 def _first_gap(column: Any) -> int:

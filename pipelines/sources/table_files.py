@@ -1,14 +1,17 @@
 """Reads the files of a table (CSV, TSV, JSON Lines, Parquet, Arrow) as one Arrow table.
 
-The source `table` and recipes share it. Folders such as `species=setosa/` are columns, as for Spark
-and pandas; the index that pandas hides is not one.
+`read_table` reads one by its location, with its splits. The source `table` and recipes share this
+module. Folders such as `species=setosa/` are columns, as for Spark and pandas; the index that
+pandas hides is not one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,13 +19,20 @@ import numpy as np
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.sources import delimited, json_lines, types
+from pipelines.sources import splits as splits_of
 from pipelines.sources.account import Account
-from pipelines.sources.source import Options
+from pipelines.sources.encodings import with_compressed
+from pipelines.sources.source import Options, add_files, files_below, list_again, suffix_of
 from pipelines.storage import AnyPath, RemotePath
 
-SUFFIXES = (*delimited.DELIMITERS, ".parquet", ".pq", ".arrow", ".feather", *json_lines.SUFFIXES)
+_TEXT_SUFFIXES = (*delimited.DELIMITERS, *json_lines.SUFFIXES)
+SUFFIXES = with_compressed(*_TEXT_SUFFIXES) | {".parquet", ".pq", ".arrow", ".feather"}
+#: What to read if nothing else can be.
+FALLBACK_SUFFIXES = with_compressed(json_lines.JSON)
+#: Suffixes for messages.
+EXPECTED = ", ".join((*_TEXT_SUFFIXES, ".parquet", ".arrow"))
 #: Options of every reader of tables.
-OPTIONS = frozenset({"column", "encoding", "delimiter", "quote"})
+OPTIONS = frozenset({"column", "encoding", "delimiter", "quote", "header"})
 _NUM_NAMED = 3
 _UNNAMED = "Unnamed: {}"  # as pandas names them
 
@@ -37,6 +47,7 @@ class Rows(NamedTuple):
         notes: How files were decoded, where it is not the usual way, and whether it is a guess.
         files: The files.
         starts: The number of the first row of each file, and the number of rows.
+        has_header: Whether the first row of delimited text has the names of the columns.
     """
 
     table: Any
@@ -45,10 +56,11 @@ class Rows(NamedTuple):
     notes: dict[AnyPath, tuple[str, bool]]
     files: list[AnyPath]
     starts: np.ndarray
+    has_header: bool = True
 
     def locate(self, row: int) -> str:
         """Returns the file and the row in it, counted from 1, of a row of the table."""
-        return _located(self.files, self.starts, row)
+        return _located(self.files, self.starts, row, has_header=self.has_header)
 
     def described(self) -> str:
         """Returns lines with the columns, what they were read as, and why."""
@@ -105,7 +117,7 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
     Args:
         files: The files.
         root: The folder whose subfolders may be columns (`year=2020/`).
-        options: `column`, `encoding`, `delimiter` and `quote` overrule what is detected.
+        options: Those of `OPTIONS` overrule what is detected.
 
     Raises:
         DataError: A file is not a table, the files have different columns, or a cell does not have
@@ -122,7 +134,7 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
             part = _without_index(_read_file(file, options), given)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file}: cannot be read as a table: {error}") from None
-        parts.append(_with_partitions(part, file, root))
+        parts.append(_as_given(_with_partitions(part, file, root), given))
         _check_names(file, parts[-1].table, files[0], parts[0].table)
     starts = np.cumsum([0, *(len(part.table) for part in parts)])
     names = parts[0].table.column_names
@@ -130,17 +142,15 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
         table = pa.concat_tables(
             [part.table.select(names) for part in parts], promote_options="permissive"
         )
-    except pa.ArrowException as error:
-        raise DataError(
-            f"{files[0].parent}: files with different columns: {error}; convert the files, or "
-            "read the column as text in all of them"
-        ) from None
+    except pa.ArrowException:
+        raise _other_types([part.table for part in parts], files) from None
+    has_header = options.header in (None, delimited.FIRST)
     cells = frozenset[str]().union(*(part.cells for part in parts))
     table, readings = types.read_columns(
         table,
         cells,
         given,
-        lambda row: _located(files, starts, row),
+        lambda row: _located(files, starts, row, has_header=has_header),
         decimal_comma=any(part.is_semicolon for part in parts),
     )
     left_out = {name: why for part in parts for name, why in part.left_out.items()}
@@ -150,7 +160,42 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
         for file, part in zip(files, parts, strict=True)
         if part.note
     }
-    return Rows(table, readings, cells, notes, list(files), starts)
+    return Rows(table, readings, cells, notes, list(files), starts, has_header)
+
+
+def _as_given(part: _Part, given: Mapping[str, str]) -> _Part:
+    """Turns columns to text, and those to ignore to nothing, so that all files are equal."""
+    import pyarrow as pa
+
+    table = part.table
+    for i, field in enumerate(table.schema):
+        if given.get(field.name) == "text" and not pa.types.is_nested(field.type):
+            table = table.set_column(i, field.name, table[field.name].cast(pa.string()))
+        elif given.get(field.name) == "ignore":
+            table = table.set_column(i, field.name, pa.nulls(len(table)))
+    return part._replace(table=table)
+
+
+def _other_types(tables: Sequence[Any], files: Sequence[AnyPath]) -> DataError:
+    """Returns the error of the first file with a column of another type than in those before."""
+    import pyarrow as pa
+
+    for number, table in enumerate(tables):
+        for field in table.schema:
+            try:
+                columns = [table.select([field.name]) for table in tables[: number + 1]]
+                pa.concat_tables(columns, promote_options="permissive")
+            except pa.ArrowException:
+                kinds = [table.schema.field(field.name).type for table in tables]
+                kind, other = next(
+                    pair for pair in zip(kinds, files, strict=True) if pair[0] != field.type
+                )
+                return DataError(
+                    f"{files[number]}: column {field.name!r} has {field.type}, and {other} has "
+                    f"{kind}; convert one of them, or use --column {field.name}=text or "
+                    f"--column {field.name}=ignore"
+                )
+    raise AssertionError("every column has one type")
 
 
 class _Part(NamedTuple):
@@ -178,28 +223,62 @@ def _read_file(file: AnyPath, options: Options) -> _Part:
 
     if _is_parquet(file):
         return _Part(_flat(parquet.ParquetFile(opened(file)).read()))
-    suffix = file.suffix.lower()
+    suffix = suffix_of(file)
     if suffix in (".parquet", ".pq"):
         raise DataError(f"{file}: is not a Parquet file; download or write it again")
     if suffix in (".arrow", ".feather"):
         return _Part(_flat(open_arrow(file).read_all()))
-    if suffix in json_lines.SUFFIXES or suffix == ".json":
+    if suffix in (*json_lines.SUFFIXES, json_lines.JSON):
         table, encoding, mixed = json_lines.read(file, options)
         return _Part(_flat(table), mixed, encoding.note, encoding.is_guessed)
     table, dialect = delimited.read(file, options)
-    given = types.parse(options.column)
-    numbers = [n for n in table.column_names if types.is_number(n) and n not in given]
-    notes = [dialect.note] if dialect.note else []
-    if numbers:
-        notes.append(f"with {numbers[0]!r} as the name of a column: is the first row one of data?")
+    notes, suspicious = [dialect.note] if dialect.note else [], list[str]()
+    if dialect.names is None:
+        _check_repeated_header(table, file)
+    if options.header is None:
+        suspicious = _names_like_data(table, types.parse(options.column))
+    if suspicious:
+        notes.append(f"with {suspicious[0]!r} as the name of a column")
+    if 2 * len(suspicious) >= len(table.column_names) > 0:
+        raise DataError(
+            f"{file}: is the first row one of data? It has {suspicious[0]!r} as the name of a "
+            "column. Pass --header none or the names of the columns as --header A,B,C if it is, "
+            "and --header first if it has the names"
+        )
     names = [name or _UNNAMED.format(i) for i, name in enumerate(table.column_names)]
     return _Part(
         table.rename_columns(names),
         frozenset(names),
         ", ".join(notes),
-        dialect.encoding.is_guessed or bool(numbers),
+        dialect.encoding.is_guessed or bool(suspicious),
         dialect.delimiter == ";",
     )
+
+
+def _names_like_data(table: Any, given: Mapping[str, str]) -> list[str]:
+    """Returns the names of columns that are numbers, or also values of their columns."""
+    import pyarrow.compute as pc
+
+    names = table.column_names
+    if names == [*map(str, range(len(names)))] or len({*names}) < len(names):  # as pandas names
+        return []
+    names = [name for name in names if name and name not in given]
+    return [n for n in names if types.is_number(n) or pc.any(pc.equal(table[n], n)).as_py()]
+
+
+def _check_repeated_header(table: Any, file: AnyPath) -> None:
+    """Raises `DataError` if a row repeats the names, as where files were put together."""
+    import pyarrow.compute as pc
+
+    names = table.column_names
+    if len(names) > 1 and len(set(names)) == len(names):
+        equal = [pc.equal(pc.utf8_ltrim(table[name], "\ufeff"), name) for name in names]
+        row = pc.index(functools.reduce(pc.and_, equal), True).as_py()
+        if row >= 0:
+            raise DataError(
+                f"{file}: row {row + 1} below the header repeats the names of the columns; remove "
+                "it: files that were put together keep one header only"
+            )
 
 
 def _flat(table: Any) -> Any:
@@ -280,9 +359,10 @@ def _is_numeric(kind: Any) -> bool:
     return any((types.is_integer(kind), types.is_floating(kind), types.is_boolean(kind)))
 
 
-def _located(files: Sequence[AnyPath], starts: np.ndarray, row: int) -> str:
+def _located(files: Sequence[AnyPath], starts: np.ndarray, row: int, *, has_header: bool) -> str:
     i = int(np.searchsorted(starts, row, "right")) - 1
-    below = " below the header" if files[i].suffix.lower() in delimited.DELIMITERS else ""
+    is_below = has_header and suffix_of(files[i]) in delimited.DELIMITERS
+    below = " below the header" if is_below else ""
     return f"{files[i]}: row {row - starts[i] + 1}{below}"
 
 
@@ -325,3 +405,65 @@ def opened(file: AnyPath) -> Any:
 def _is_parquet(file: AnyPath) -> bool:
     with file.open("rb") as begin:
         return begin.read(4) == b"PAR1"
+
+
+def suffixes_in(folder: AnyPath) -> frozenset[str]:
+    """Returns the suffixes of tables: that of JSON only in a folder without any other."""
+    return SUFFIXES if files_below(folder, SUFFIXES) else FALLBACK_SUFFIXES
+
+
+def read_table(
+    location: str | Path,
+    *,
+    column: Sequence[str] = (),
+    splits: str | None = None,
+    **dialect: str | None,
+) -> tuple[dict[str, Rows], Account]:
+    r"""Reads a table of CSV, TSV, JSON Lines, Parquet or Arrow files into memory.
+
+    Example:
+        >>> _ = Path("iris.csv").write_text("width,species\n1.5,setosa\n2.5,virginica\n")
+        >>> rows, account = pipelines.read_table("iris.csv")
+        >>> print(rows["train"].described())
+        column   read as  why
+        width    number   all cells are numbers
+        species  text     no numbers, dates or booleans
+
+    Args:
+        location: A file, or a folder of files with the same columns.
+        column: `NAME=TYPE` for each column whose type is not as it seems.
+        splits: As for `pipelines.find_splits`.
+        **dialect: `encoding`, `delimiter`, `quote` and `header`, as the flags of `pipelines.pack`.
+
+    Returns:
+        The rows by split, all as `train` if there are no splits, and what became of the files.
+
+    Raises:
+        DataError: There is no table, or a file cannot be read as one.
+    """
+    path, options = Path(location), Options.model_validate({"column": tuple(column), **dialect})
+    list_again()
+    suffixes = suffixes_in(path)
+    if path.is_dir():
+        folders = splits_of.split_folders(path, splits)
+        files = {name: files_below(folder, suffixes) for name, folder in folders.items()}
+        files = files or splits_of.split_files(path, suffixes, splits)
+        files = files or {"train": files_below(path, suffixes)}
+    else:
+        files = {"train": [path]}
+    if not files.get("train"):
+        raise DataError(
+            f"{location}: expected a {EXPECTED} file or a folder of them, with training "
+            "rows if it has splits"
+        )
+    root = path if path.is_dir() else path.parent
+    rows = {name: read(of_split, root, options) for name, of_split in files.items()}
+    account, used = Account(), [file for of_split in files.values() for file in of_split]
+    if path.is_dir():
+        add_files(account, used, path, "not of this table")
+    else:
+        account.use("files", 1)
+    for part in rows.values():
+        part.report(account)
+    types.report(rows["train"].readings, account)
+    return rows, account

@@ -6,6 +6,7 @@ are converted to UTF-8.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +19,10 @@ from pipelines.sources.encodings import (
     Encoding,
     decoding_error,
     encoding_of,
+    open_bytes,
     open_text,
+    unpacked,
+    with_compressed,
 )
 from pipelines.sources.images import label_features
 from pipelines.sources.source import (
@@ -34,8 +38,8 @@ from pipelines.sources.source import (
 from pipelines.storage import AnyPath
 
 OPTIONS = frozenset({"whole_files", "encoding"})
-SUFFIXES = frozenset({".txt", ".text", ".jsonl", ".md"})
-_OBJECTS = {".jsonl"}  # a table, unless the user chooses --from text
+_OBJECTS = with_compressed(".jsonl")  # tables, unless the user chooses --from text
+SUFFIXES = with_compressed(".txt", ".text", ".md") | _OBJECTS
 
 
 def fits(location: str) -> bool:
@@ -50,7 +54,7 @@ class Text(Source):
         self._folder, self._whole_files = folder, options.whole_files
         self._files = self.files = list(files)
         self._given = options.encoding
-        self._classes = class_names(files, folder, self.account)
+        self._classes = class_names(files, folder, self.account, loose_allowed=True)
         self._encodings: list[Encoding] = []
         if self._whole_files:
             self._lines = np.array([(i, 0, 0) for i in range(len(files))], np.int64).reshape(-1, 3)
@@ -84,12 +88,25 @@ class Text(Source):
         number, offset, length = line.tolist()
         file = self._files[number]
         if self._whole_files:
-            data = file.read_bytes()
+            data = open_bytes(file).read()
             encoding = encoding_of(file, self._given, data)
             return self._decoded(data[encoding.start :], encoding, file), encoding
-        data = storage.read_range(file, offset, offset + length)
+        if (contents := self._contents(number)) is None:
+            data = storage.read_range(file, offset, offset + length)
+        else:
+            data = contents[offset : offset + length]
         encoding = self._encodings[number]
         return self._decoded(data, encoding, file).rstrip(b"\r\n"), encoding
+
+    def _contents(self, number: int) -> bytes | None:
+        """Returns the contents of a compressed file, which are read in any order."""
+        if number not in self._unpacked:
+            self._unpacked[number] = unpacked(self._files[number])
+        return self._unpacked[number]
+
+    @functools.cached_property
+    def _unpacked(self) -> dict[int, bytes | None]:
+        return {}
 
     def _decoded(self, data: bytes, encoding: Encoding, file: AnyPath) -> bytes:
         if encoding.name == UTF8:
@@ -101,18 +118,21 @@ class Text(Source):
 
     def _find_lines(self) -> np.ndarray:
         """Returns file, offset and length of each line that is not blank, int64 `(lines, 3)`."""
-        parts, blank = [np.empty((0, 3), np.int64)], []
+        parts, blank, returns = [np.empty((0, 3), np.int64)], [], []
         for number, file in enumerate(self._files):
             encoding = encoding_of(file, self._given)
             self._encodings.append(encoding)
             name = storage.relative(file, self._folder)
             self._report(self.account, encoding, name)
-            lines, skipped = _lines(number, file, encoding)
+            lines, skipped, with_return = _lines(number, file, encoding)
             parts.append(lines)
             blank += [name] * skipped
+            returns += [name] * with_return
         lines = np.concatenate(parts)
         self.account.use("lines", len(lines))
         self.account.leave_out("lines", "blank", *blank)
+        change = "with a carriage return inside, which does not end a line"
+        self.account.change("lines", change, *returns, guessed=True)
         return lines
 
     def _report(self, account: Account, encoding: Encoding, name: object) -> None:
@@ -128,22 +148,26 @@ def open_source(location: str, options: Options) -> Source:
     return Text(path.parent, [path], options)
 
 
-def _lines(number: int, file: AnyPath, encoding: Encoding) -> tuple[np.ndarray, int]:
-    """Returns file, offset and length of each line that is not blank, and the number of others."""
-    offset, lines, num_blank = encoding.start, [], 0
+def _lines(number: int, file: AnyPath, encoding: Encoding) -> tuple[np.ndarray, int, int]:
+    """Returns file, offset and length of each line that is not blank, and the number of others.
+
+    The third result is the number of lines with a carriage return before their end.
+    """
+    offset, lines, num_blank, num_returns = encoding.start, [], 0, 0
     for line, length in _lengths(file, encoding):
         if line.strip():
             lines.append((number, offset, length))
+            num_returns += (b"\r" in line[:-2]) if isinstance(line, bytes) else "\r" in line[:-2]
         else:
             num_blank += 1
         offset += length
-    return np.array(lines, np.int64).reshape(-1, 3), num_blank
+    return np.array(lines, np.int64).reshape(-1, 3), num_blank, num_returns
 
 
 def _lengths(file: AnyPath, encoding: Encoding) -> Iterator[tuple[bytes | str, int]]:
     """Yields each line and its length in bytes."""
     if encoding.name == UTF8:
-        with file.open("rb") as opened:
+        with open_bytes(file) as opened:
             opened.seek(encoding.start)
             yield from ((line, len(line)) for line in opened)
         return

@@ -34,12 +34,15 @@ _MISSING_NUMBERS = _MISSING | {
 }
 _NUM_NAMED = 6
 _MOST = 0.5  # a column with more numbers may be one of numbers
-_ZONE = r"(?:([0-9]:[0-9]{2}(?:\.[0-9]+)?))(?:Z|[-+][0-9]{2}:?[0-9]{2})$"
+_ZONE = r"[0-9]:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9]{2}:?[0-9]{2})$"
+_CURRENCY = r"^[$€£¥]\s*|\s*[$€£¥]$"
+_OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}\b"
 _HEAD = 200  # cells that decide which forms are tried on a whole column
 
 _DIGITS = r"[0-9]+"
 _EXPONENT = r"([eE][-+]?[0-9]+)?"
 _INTEGER = rf"^[-+]?{_DIGITS}$"
+_OVER_15_DIGITS = r"^[-+]?[0-9]{16,}$"
 _CODE = r"^[-+]?0[0-9]"  # 00123: an integer would lose the zeros
 _FLOAT = rf"^[-+]?(({_DIGITS}\.?[0-9]*|\.{_DIGITS}){_EXPONENT}|(?i:inf(inity)?))$"
 _COMMA_THOUSANDS = r"^[-+]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?$"
@@ -195,12 +198,12 @@ def are_integers(column: Any) -> bool:
 
 
 def days(column: Any) -> Any:
-    """Returns ISO dates or times as days since 1970-01-01, an Arrow column of float64."""
+    """Returns ISO dates or times as days since 1970-01-01 UTC, an Arrow column of float64."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    local = pc.replace_substring_regex(column, _ZONE, r"\1")
-    seconds = local.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
+    zone = "UTC" if _any(column, _ZONE) else None
+    seconds = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.divide(seconds, 86_400e6)
 
 
@@ -255,11 +258,13 @@ def _cells(
     values, numbers = with_gaps(column), _without(column, _MISSING_NUMBERS)
     if values.null_count == len(values):
         return pa.chunked_array([pa.nulls(len(values))]), Reading(name, "empty", "has no value")
+    numbers = pc.replace_substring(numbers, "\u2212", "-")  # the minus of typesetters
     suffix, head = "", numbers.drop_null()[:_HEAD]
-    if len(head) and _all(head, r"%$"):
-        suffix = ", percent signs removed"
-        numbers = pc.replace_substring_regex(numbers, r"\s*%$", "")
-        head = numbers.drop_null()[:_HEAD]
+    for what, pattern in (("percent", r"\s*%$"), ("currency", _CURRENCY)):
+        if len(head) and _all(head, pattern):
+            suffix = f", {what} signs removed"
+            numbers = pc.replace_substring_regex(numbers, pattern, "")
+            head = numbers.drop_null()[:_HEAD]
     forms = [_PLAIN, *([_COMMA, _POINT] if decimal_comma else [_POINT, _COMMA]), _SPACE]
     for form in forms if len(head) else ():
         if _all(head, form.pattern) and _all(numbers, form.pattern):
@@ -275,6 +280,9 @@ def _cells(
             return result, Reading(name, "boolean", "all cells are true or false")
         if _are_dates(values[:_HEAD]) and _are_dates(values):
             return values, Reading(name, "date", "all cells are ISO 8601, stored as text")
+        if _all(values, _OTHER_DATE):
+            why = f"dates in another form than ISO 8601 (--column {name}=date:%d.%m.%Y)"
+            reading = Reading(name, "text", why, is_guess=True)
     return column.fill_null(""), reading._replace(why=reading.why + _gaps_note(column, values))
 
 
@@ -291,11 +299,16 @@ def _why_text(column: Any, numbers: Any, locate: Callable[[int], str]) -> str:
 
 def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Reading]:
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     plain = _replaced(numbers, form.replace)
     why = (form.why or "all cells are numbers") + suffix
     is_guess = form.is_guess or bool(suffix)
     if not _all(plain, _INTEGER):
+        large = plain.filter(pc.match_substring_regex(plain, _OVER_15_DIGITS))
+        if any(int(float(cell)) != int(cell) for cell in large.to_pylist()):
+            why = "integers of more than 53 bits among fractions"
+            return numbers, Reading(name, "text", why, is_guess=True)
         return plain.cast(pa.float64()), Reading(name, "number", why, is_guess)
     if form is _PLAIN and _any(plain, _CODE):
         return numbers, Reading(name, "text", "digits with leading zeros", is_guess=True)
@@ -434,8 +447,8 @@ def _iso_dates(values: Any, form: str = "") -> Any:
     import pyarrow.compute as pc
 
     if not form:
-        if pa.types.is_string(values.type):
-            pc.replace_substring_regex(values, _ZONE, r"\1").cast(pa.timestamp("us"))
+        if pa.types.is_string(values.type):  # all cells have a time zone, or none has one
+            values.cast(pa.timestamp("us", "UTC" if _any(values, _ZONE) else None))
         return values.cast(pa.string())
     parsed = pc.strptime(values, form, "s")
     has_time = any(letter in form for letter in ("%H", "%I", "%T"))

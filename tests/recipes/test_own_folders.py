@@ -236,7 +236,7 @@ def test_quantity_is_predicted_in_its_own_units(tmp_path: Path) -> None:
     [
         (["--set=label=cost"], CSV, "there is no column 'cost'; columns: size, color"),
         (["--set=task=regression"], CSV, "column 'class' contains text, not numbers"),
-        ([], "class\na\nb\n" * 3, "'class' is the only column"),
+        ([], "class\n" + "a\nb\n" * 3, "'class' is the only column"),
         ([], "x,y\n" + "1,only\n" * 9, r"column 'y' has 1 class \['only'\]"),
         (
             [],

@@ -212,7 +212,7 @@ def test_second_packer_raises(
         (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
         (
             ["source", "--from", "csv"],
-            ".arrow, .feather, .jsonl, .ndjson files, found none",
+            ".ndjson, .parquet, .arrow files, found none",
         ),
     ],
 )

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pipelines import DataError
+from pipelines.sources import open_source
+from pipelines.sources.source import Options
 from tests.support import opened
 
 ARRAYS = {
@@ -85,3 +87,15 @@ def test_arrays_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
 def test_suffix_in_capitals(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **ARRAYS)
     check((tmp_path / "data.npz").rename(tmp_path / "DATA.NPZ"))
+
+
+def test_splits_in_one_file(tmp_path: Path) -> None:
+    """As in `mnist.npz` of Keras."""
+    x = np.arange(6)
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=-x, x_test=x[:2], y_test=-x[:2])
+    with pytest.raises(DataError, match=r"contains the splits train, test; .* --split train"):
+        opened.source(tmp_path / "a.npz")
+    source = opened.source(tmp_path / "a.npz", split="test")
+    assert opened.examples(source) == [{"x_test": i, "y_test": -i} for i in range(2)]
+    account = open_source(str(tmp_path / "a.npz"), "auto", Options(split="test")).account
+    assert account.kinds["arrays"].left_out["not in the split test"].count == 2

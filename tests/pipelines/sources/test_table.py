@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -138,6 +142,16 @@ def test_other_columns_in_one_folder(tmp_path: Path) -> None:
         opened.source(tmp_path)
 
 
+def test_parts_with_other_types(tmp_path: Path) -> None:
+    for name, values in (("a", [1]), ("b", [2]), ("c", ["x"])):
+        parquet.write_table(pa.table({"i": values, "j": [1]}), tmp_path / f"{name}.parquet")
+    with pytest.raises(DataError, match=r"c\.parquet: column 'i' has string, and .*a\.parquet has"):
+        opened.source(tmp_path)
+    rows = opened.examples(opened.source(tmp_path, column=("i=text",)))
+    assert [row["i"] for row in rows] == [b"1", b"2", b"x"]
+    assert len(opened.source(tmp_path, column=("i=ignore",)).features) == 1
+
+
 def test_unsupported_columns_are_rejected(tmp_path: Path) -> None:
     table = pa.table({"x": pa.array([[[1]]], pa.list_(pa.list_(pa.int64())))})
     parquet.write_table(table, tmp_path / "a.parquet")
@@ -146,22 +160,90 @@ def test_unsupported_columns_are_rejected(tmp_path: Path) -> None:
 
 
 def test_names_that_are_numbers_may_be_a_row_of_data(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("5.1,setosa\n4.9,setosa\n")
+    (tmp_path / "a.csv").write_text("5.1,a,b,setosa\n4.9,c,d,virginica\n")
     source = open_source(str(tmp_path), "auto", Options())
     ((change, group),) = source.account.kinds["files"].changed.items()
-    assert group.guessed
-    assert change.startswith("with '5.1' as the name of a column")
-    confirmed = open_source(str(tmp_path), "auto", Options(column=("5.1=number",)))
-    assert not confirmed.account.kinds["files"].changed
+    assert (change, group.guessed) == ("with '5.1' as the name of a column", True)
+    for options in (Options(column=("5.1=number",)), Options(header="first")):
+        confirmed = open_source(str(tmp_path), "auto", options)
+        assert not confirmed.account.kinds["files"].changed
 
 
-def test_compressed_files_are_named(tmp_path: Path) -> None:
-    (tmp_path / "b.csv.gz").write_bytes(b"any")
-    with pytest.raises(DataError, match=r"b\.csv\.gz: is compressed; unpack it first"):
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [("5.1,setosa\n4.9,setosa\n", "5.1"), ("ham,Go\nspam,Free\nham,Ok\n", "ham"), ("1\n2\n", "1")],
+)
+def test_tables_without_names(text: str, first: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(
+        DataError, match=f"is the first row one of data. It has '{first}' as .*none"
+    ):
         opened.source(tmp_path)
-    (tmp_path / "a.csv").write_text("a\n1\n")
-    account = open_source(str(tmp_path), "auto", Options()).account
-    assert [*account.kinds["files"].left_out] == ["compressed; unpack it first"]
+    wanted = pd.read_csv(tmp_path / "a.csv", header=None).to_numpy().tolist()
+    for header, name in (("none", "column_1"), ("x,y"[: len(wanted[0]) * 2 - 1], "x")):
+        source = open_source(str(tmp_path), "auto", Options(header=header))
+        assert source.features[0].name == name
+        assert [[*row.values()] for row in source.examples(range(len(source)))] == wanted
+    with pytest.raises(DataError, match=r"a\.csv: row 1: column 'column_1': expected date"):
+        opened.source(tmp_path, header="none", column=("column_1=date",))
+    pd.DataFrame(np.eye(2)).to_csv(tmp_path / "a.csv", index=False)  # the names are 0 and 1
+    assert len(open_source(str(tmp_path), "auto", Options())) == 2
+
+
+_ROWS = b"a,b\n1,x\n2,\xc3\xa9\n"
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst", "zip"])
+def test_compressed_text(suffix: str, tmp_path: Path) -> None:
+    """As pandas, whatever the file is called."""
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", "é"]})
+    frame.to_csv(tmp_path / f"a.csv.{suffix}", index=False) if suffix != "zst" else None
+    if suffix == "zst":
+        with pa.CompressedOutputStream(str(tmp_path / "a.csv.zst"), "zstd") as file:
+            file.write(_ROWS)
+    rows = opened.examples(opened.source(tmp_path))
+    assert [(row["a"], row["b"].decode()) for row in rows] == [(1, "x"), (2, "é")]
+    (tmp_path / f"a.csv.{suffix}").rename(tmp_path / "a.txt")
+    lines = opened.examples(opened.source(tmp_path), [2, 0])
+    assert [line["text"] for line in lines] == [_ROWS.splitlines()[i] for i in (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (gzip.compress(_ROWS * 99)[:-9], "its compressed data are damaged or cut off"),
+        (b"version https://git-lfs.github.com/spec/v1\noid x\n", "is a pointer of Git LFS"),
+        (b"<!DOCTYPE html>\n<p>Not found</p>\n", "is a web page"),
+        (b"a  b\n1  2\n3  4\n", "spaces seem to divide the cells"),
+        (b"a,b\n1,x\na,b\n2,y\n", "row 2 below the header repeats the names"),
+        (b"a,b\n1,x\0\n", "not text in a known encoding"),
+    ],
+)
+def test_files_that_are_no_tables(data: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        opened.source(tmp_path)
+
+
+def test_archives_of_several_files_and_workbooks_are_named(tmp_path: Path) -> None:
+    for names, message in ((("a", "b"), "contains 2 files"), (["[Content_Types].xml"], "workbook")):
+        with zipfile.ZipFile(tmp_path / "a.csv", "w") as archive:
+            for name in names:
+                archive.writestr(name, _ROWS)
+        with pytest.raises(DataError, match=message):
+            opened.source(tmp_path)
+    (tmp_path / "a.csv").rename(tmp_path / "a.tar.gz")
+    with pytest.raises(DataError, match=r"a\.tar\.gz: is compressed; unpack it first"):
+        opened.source(tmp_path)
+
+
+def test_json_files_are_read_where_nothing_else_is(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.json").write_text(json.dumps([{"a": 1}, {"a": 2}], indent=1))
+    assert len(opened.source(tmp_path, split="test")) == len(opened.source(tmp_path / "test.json"))
+    (tmp_path / "train.csv").write_text("a\n1\n")
+    source = open_source(str(tmp_path), "auto", Options())
+    assert source.account.kinds["files"].left_out.popitem()[1].count == 2
 
 
 def test_image_table_of_hugging_face(tmp_path: Path) -> None:

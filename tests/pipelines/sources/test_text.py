@@ -55,3 +55,11 @@ def test_files_beside_folders_are_read_without_classes(tmp_path: Path) -> None:
     assert [feature.name for feature in source.features] == ["text", "file"]
     with pytest.raises(DataError, match="files read without classes"):
         source.account.check_strict()
+
+
+def test_doubtful_lines_and_classes_are_guesses(tmp_path: Path) -> None:
+    (tmp_path / "texts" / "all" / "good").mkdir(parents=True)
+    (tmp_path / "texts" / "all" / "good" / "a.txt").write_bytes(b"one\rtwo\r\nthree\r\n")
+    account = str(open_source(str(tmp_path / "texts"), "auto", Options()).account)
+    assert "lines with a carriage return inside, which does not end a line, a guess: 1" in account
+    assert "read as one class, whose subfolders are no classes, a guess: 1 (all/good)" in account

@@ -40,6 +40,10 @@ def column(path: Path, **options: Any) -> tuple[list[Any], str]:
         ("a,b\n12345678901234567890,x\n", ["12345678901234567890"], "text: integers of more than"),
         ("a,b\nTRUE,x\nfalse,y\n", [True, False], "boolean"),
         ("a,b\n1,x\ninf,y\n", [1, float("inf")], "number: .*, 1 infinite"),
+        ("a,b\n$1.50,x\n$2,y\n", [1.5, 2], "number: .*currency signs removed .*guess"),
+        ("a,b\n\u22121.5,x\n2,y\n", [-1.5, 2], "number"),
+        ("a,b\n03/04/2020,x\n", ["03/04/2020"], "text: dates in another form .*--column.*guess"),
+        ("a,b\n9007199254740993,x\n1.5,y\n", ["9007199254740993", "1.5"], "text: .* 53 bits"),
         ("a,b\n2020-01-02,x\n", ["2020-01-02"], "date: all cells are ISO 8601"),
         ("a,b\nNA,1\n,2\nDE,3\n", ["NA", "", "DE"], "text: .*1 empty cells, 1 without .*'NA'"),
         ("a,b\n1,x\n2,x\noops,x\n", ["1", "2", "oops"], "text: .*a.csv: row 3 below .* 'oops' amo"),
@@ -168,6 +172,9 @@ def test_json_lines(tmp_path: Path) -> None:
         ("[1]\n", "line 1: expected a JSON object"),
         ('{"a": 1, "a": 2}\n', "line 1 has several fields 'a'"),
         ('{"a": [1]}\n{"a": "x"}\n', "line 1: field 'a' has list"),
+        ('{"a": "x"}\n{"a": "\\ud83d"}\n', "line 2: field 'a' has half of a surrogate pair"),
+        ('{"a": {"0": 1, "1": 2}}\n', "is a table by columns, as pandas"),
+        ('{"a": [1]}\n{"a": [1, null]}\n', "row 2: column 'a' has a list with an empty element"),
     ):
         (tmp_path / "a.jsonl").write_text(text)
         with pytest.raises(DataError, match=message):
