@@ -60,30 +60,7 @@ _ATTRIBUTES = {
     "write_shards": "pipelines.writing.write",
 }
 
-__all__ = [
-    "Account",
-    "DataError",
-    "Feature",
-    "Index",
-    "Position",
-    "Record",
-    "Restart",
-    "Shard",
-    "Source",
-    "Tuning",
-    "find_splits",
-    "list_files",
-    "load_account",
-    "load_index",
-    "mix",
-    "pack_dataset",
-    "peek",
-    "read",
-    "read_table",
-    "restart_of",
-    "without_autotuning",
-    "write_shards",
-]
+__all__ = sorted(_ATTRIBUTES)
 
 
 def __getattr__(name: str) -> Any:
@@ -96,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

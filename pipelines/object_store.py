@@ -114,11 +114,7 @@ def store_of(root: str, for_uploads: bool = False) -> Any:
 
 
 def _endpoint() -> str | None:
-    """Returns the address of a server for S3, if one is set.
-
-    Raises:
-        DataError: One is not a URL, for which obstore would abort with a traceback of Rust.
-    """
+    """Returns the address of a server for S3, if one is set."""
     given = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
     for name, address in given.items():
         if not re.match("https?://.", address):

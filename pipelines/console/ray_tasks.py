@@ -1,18 +1,47 @@
-"""Runs independent tasks in a Ray cluster, as `parallel_tasks` does on this machine."""
+"""Runs independent tasks in a Ray cluster, as `parallel_tasks` does on this machine.
+
+The address is checked before, because Ray itself tries to connect for minutes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
+import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from pipelines.console import ray_address
 from pipelines.console.parallel_tasks import Advance, Result, Task
 from pipelines.errors import DataError
 
 #: A task is repeated this often if its machine dies.
 _NUM_RETRIES = 3
+#: Where `ray start` writes the address of its cluster, for processes without `RAY_ADDRESS`.
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+_SECONDS = 10.0
+
+
+def check_reachable() -> None:
+    """Checks that something listens where `ray.init()` connects to, if that is `HOST:PORT`.
+
+    Raises:
+        ConnectionError: Nothing answers there.
+    """
+    address, advice = os.environ.get("RAY_ADDRESS", ""), ""
+    if address in ("", "auto"):
+        with contextlib.suppress(OSError):
+            address = _CURRENT_CLUSTER.read_text().strip()
+            advice = f", which {_CURRENT_CLUSTER} names; RAY_ADDRESS=local starts a new cluster"
+    host_and_port = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", address)
+    if host_and_port is None:
+        return
+    try:
+        socket.create_connection((host_and_port[1], int(host_and_port[2])), _SECONDS).close()
+    except (OSError, OverflowError) as error:  # OverflowError: no such port
+        raise ConnectionError(f"no answer from {address} ({error}){advice}") from None
 
 
 def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> list[Result]:
@@ -36,7 +65,7 @@ def run(function: Callable[[Task, Advance], Result], tasks: Sequence[Task]) -> l
         raise DataError("--via ray requires Ray: pip install 'ray[tune]'") from None
     try:
         if not ray.is_initialized():
-            ray_address.check_reachable()
+            check_reachable()
             # Uses the cluster of RAY_ADDRESS or of this machine, and otherwise starts one.
             ray.init(log_to_driver=False)
     except (OSError, ValueError, RuntimeError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -16,8 +16,10 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from pipelines import storage
 from pipelines.console import command_line
 from pipelines.errors import DataError
-from pipelines.sources import SOURCES, types
+from pipelines.sources import SOURCES
 from pipelines.sources.account import print_account
+from pipelines.sources.source import Options
+from pipelines.sources.types import described
 
 if TYPE_CHECKING:
     from pipelines.format.record_file import Compression
@@ -81,7 +83,7 @@ def _pack(
             source_options,
         )
         if plan.source.readings:
-            print(types.described(plan.source.readings))
+            print(described(plan.source.readings))
         index = pack(
             plan,
             storage.at(dest),
@@ -173,84 +175,10 @@ def _add_flags_of_parts(parser: ArgumentParser) -> None:
 
 
 def _add_source_flags(parser: ArgumentParser) -> None:
-    """Adds the flags that only some sources accept, by the names in `sources.source.Options`."""
     group = parser.add_argument_group("options of some sources")
-    group.add_argument("--split", help="the split to pack: train, test, ...")
-    group.add_argument(
-        "--splits",
-        metavar="NAMES",
-        help="names of folders or files that are splits, as train=Trn,test=Tst; none: no splits; "
-        "default: by words such as train, Training, val, dev, test",
-    )
-    group.add_argument("--data-dir", metavar="DIR", help="tfds: folder of prepared data sets")
-    group.add_argument("--label", help="tables: the column of class names")
-    group.add_argument(
-        "--fill",
-        action="append",
-        metavar="COLUMN=VALUE",
-        help="tables: value for empty cells of a column; repeat the flag for several columns",
-    )
-    group.add_argument(
-        "--drop-gaps",
-        action="store_true",
-        help="tables: drop rows with empty cells",
-    )
-    group.add_argument(
-        "--column",
-        action="append",
-        metavar="NAME=TYPE",
-        help="tables: type of a column: " + ", ".join(types.TYPES) + "; repeat the flag",
-    )
-    group.add_argument(
-        "--encoding", metavar="NAME", help="CSV, JSON, text: such as cp1252; default: detected"
-    )
-    group.add_argument(
-        "--delimiter", metavar="CHARACTER", help="CSV: between cells, or 'tab'; default: detected"
-    )
-    group.add_argument(
-        "--quote", metavar="CHARACTER", help="CSV: around cells, or 'none'; default: detected"
-    )
-    group.add_argument(
-        "--header",
-        metavar="NAMES",
-        help="CSV: 'first' if the first row has the names of the columns; otherwise 'none', or "
-        "the names as A,B,C",
-    )
-    group.add_argument(
-        "--whole-files",
-        action="store_true",
-        help="text: one example per file; default: one per line",
-    )
-    group.add_argument(
-        "--image-size",
-        metavar="PIXELS",
-        help="resize images: 256 sets the shorter side; 224x224 also crops to exactly that size",
-    )
-    group.add_argument(
-        "--image-format",
-        choices=["jpeg", "png", "auto"],
-        help="format to store; default: unchanged; auto: jpeg if there are several",
-    )
-    group.add_argument(
-        "--quality",
-        type=PositiveInt,
-        metavar="N",
-        help="re-encode JPEGs with this quality, 1 to 100; default if resized: 95",
-    )
-    group.add_argument(
-        "--channels", type=PositiveInt, metavar="N", help="channels of decoded images: 1, 3 or 4"
-    )
-    group.add_argument(
-        "--bits",
-        type=PositiveInt,
-        metavar="N",
-        help="bits per channel of decoded images, 8 or 16; default: those of unchanged PNGs",
-    )
-    group.add_argument(
-        "--skip-damaged",
-        action="store_true",
-        help="image folders: leave out images that cannot be decoded, with a line in the account",
-    )
+    for name, field in Options.model_fields.items():
+        arguments = cast(dict[str, Any], field.json_schema_extra or {})
+        group.add_argument(f"--{name.replace('_', '-')}", help=field.description, **arguments)
 
 
 if __name__ == "__main__":

@@ -66,11 +66,7 @@ class Part(NamedTuple):
 
 
 def _index(environ: Mapping[str, str]) -> tuple[int, str, int]:
-    """Returns the index of this process, what tells it, and the number of processes or 0.
-
-    Raises:
-        DataError: Nothing tells it.
-    """
+    """Returns the index of this process, what tells it, and the number of processes or 0."""
     for name, count in _VARIABLES[:2]:
         if name in environ:
             return _number(environ, name), name, _number(environ, count) if count else 0

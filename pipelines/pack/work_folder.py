@@ -130,9 +130,6 @@ class _LocalWork(WorkFolder):
 
         Parts share the folder, but each may be packed by one process only. Those of another
         division have some of the same shards, and must wait.
-
-        Raises:
-            DataError: Another process holds the lock.
         """
         self._path.mkdir(parents=True, exist_ok=True)
         kind = fcntl.LOCK_SH if part else fcntl.LOCK_EX

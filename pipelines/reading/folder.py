@@ -17,8 +17,14 @@ from pipelines.format import offsets
 from pipelines.format.index import Index, check_shards, load_index
 from pipelines.reading import order
 from pipelines.reading.block_reader import SkippedRecords, block_reader, sequential_reader
-from pipelines.reading.blocks import Reader, Records, make_blocks, records_per_block
-from pipelines.reading.division import ShardRange, divide_shards
+from pipelines.reading.blocks import (
+    Reader,
+    Records,
+    ShardRange,
+    divide_shards,
+    make_blocks,
+    records_per_block,
+)
 from pipelines.reading.position import Record
 from pipelines.reading.range_cache import cache_ranges
 from pipelines.reading.read_ahead import Fetch

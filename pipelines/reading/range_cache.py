@@ -54,15 +54,7 @@ def cache_ranges(
 
 
 class _Cache:
-    """The folder of a cache.
-
-    Args:
-        directory: The folder.
-        limit: Its size limit in bytes.
-
-    Raises:
-        DataError: The folder cannot be created.
-    """
+    """The folder of a cache."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         try:

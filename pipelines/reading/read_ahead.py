@@ -90,11 +90,7 @@ def read_ahead(
 
 
 class _GradualStart:
-    """Admits few requests at first, and one more for each that is complete.
-
-    Args:
-        fetch: Returns the bytes of a range.
-    """
+    """Admits few requests at first, and one more for each that is complete."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch, self._is_stopped = fetch, False

@@ -151,15 +151,7 @@ _META = "ILSVRC2012_devkit_t12/data/meta.mat"
 
 
 def _validation_wnids(folder: Path, num_images: int) -> list[str]:
-    """Returns the WordNet id of each validation image, in the order of the file names.
-
-    Args:
-        folder: Folder of the development kit, packed or unpacked.
-        num_images: Expected number of images.
-
-    Raises:
-        DataError: The kit is missing or lists another number of images.
-    """
+    """Returns the WordNet id of each validation image, in the order of the file names."""
     # SciPy is slow to import, and only needed for these images.
     from scipy.io import loadmat
 

@@ -192,11 +192,7 @@ class ImageCoding(BaseModel):
             )
 
     def _with_bits(self, image: Image.Image, bits: int, name: str) -> Image.Image:
-        """Returns an image with the bits per channel that are stored, with which Pillow can work.
-
-        Raises:
-            DataError: The values have 32 bits, whose range is not known, or color has 16 bits.
-        """
+        """Returns an image with the bits per channel that are stored, in a mode of Pillow."""
         if image.mode in ("I", "F") and bits != 16:
             raise DataError(
                 f"{name}: has values of 32 bits (mode {image.mode}); convert it to 8 or 16 bits"

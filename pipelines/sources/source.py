@@ -12,17 +12,23 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple, cast
 
-from pydantic import BaseModel, ConfigDict
+from jsonargparse.typing import PositiveInt
+from pydantic import BaseModel, ConfigDict, Field
 
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature
 from pipelines.sources.account import Account, printable
 from pipelines.sources.encodings import unpacked
-from pipelines.sources.types import Reading
+from pipelines.sources.types import TYPES, Reading
 from pipelines.storage import AnyPath, RemotePath
 
 Example = Mapping[str, object]
+
+
+def _flag(text: str, default: Any = None, **arguments: Any) -> Any:
+    """Declares an option: the help of its flag, and arguments of argparse."""
+    return Field(default, description=text, json_schema_extra=arguments)
 
 
 class Options(BaseModel):
@@ -30,24 +36,63 @@ class Options(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    split: str | None = None
-    splits: str | None = None
-    data_dir: str | None = None
-    label: str | None = None
-    fill: tuple[str, ...] = ()
-    drop_gaps: bool = False
-    whole_files: bool = False
-    image_format: Literal["jpeg", "png", "auto"] | None = None
-    image_size: str | None = None
-    quality: int | None = None
-    channels: int | None = None
-    bits: int | None = None
-    skip_damaged: bool = False
-    column: tuple[str, ...] = ()
-    encoding: str | None = None
-    delimiter: str | None = None
-    quote: str | None = None
-    header: str | None = None
+    split: str | None = _flag("the split to pack: train, test, ...")
+    splits: str | None = _flag(
+        "names of folders or files that are splits, as train=Trn,test=Tst; none: no splits; "
+        "default: by words such as train, Training, val, dev, test",
+        metavar="NAMES",
+    )
+    data_dir: str | None = _flag("tfds: folder of prepared data sets", metavar="DIR")
+    label: str | None = _flag("tables: the column of class names")
+    fill: tuple[str, ...] = _flag(
+        "tables: value for empty cells of a column; repeat the flag for several columns",
+        (), action="append", metavar="COLUMN=VALUE",
+    )  # fmt: skip
+    drop_gaps: bool = _flag("tables: drop rows with empty cells", False, action="store_true")
+    column: tuple[str, ...] = _flag(
+        f"tables: type of a column: {', '.join(TYPES)}; repeat the flag",
+        (), action="append", metavar="NAME=TYPE",
+    )  # fmt: skip
+    encoding: str | None = _flag(
+        "CSV, JSON, text: such as cp1252; default: detected", metavar="NAME"
+    )
+    delimiter: str | None = _flag(
+        "CSV: between cells, or 'tab'; default: detected", metavar="CHARACTER"
+    )
+    quote: str | None = _flag(
+        "CSV: around cells, or 'none'; default: detected", metavar="CHARACTER"
+    )
+    header: str | None = _flag(
+        "CSV: 'first' if the first row has the names of the columns; otherwise 'none', or the "
+        "names as A,B,C",
+        metavar="NAMES",
+    )
+    whole_files: bool = _flag(
+        "text: one example per file; default: one per line", False, action="store_true"
+    )
+    image_size: str | None = _flag(
+        "resize images: 256 sets the shorter side; 224x224 also crops to exactly that size",
+        metavar="PIXELS",
+    )
+    image_format: Literal["jpeg", "png", "auto"] | None = _flag(
+        "format to store; default: unchanged; auto: jpeg if there are several",
+        choices=["jpeg", "png", "auto"],
+    )
+    quality: int | None = _flag(
+        "re-encode JPEGs with this quality, 1 to 100; default if resized: 95",
+        type=PositiveInt, metavar="N",
+    )  # fmt: skip
+    channels: int | None = _flag(
+        "channels of decoded images: 1, 3 or 4", type=PositiveInt, metavar="N"
+    )
+    bits: int | None = _flag(
+        "bits per channel of decoded images, 8 or 16; default: those of unchanged PNGs",
+        type=PositiveInt, metavar="N",
+    )  # fmt: skip
+    skip_damaged: bool = _flag(
+        "image folders: leave out images that cannot be decoded, with a line in the account",
+        False, action="store_true",
+    )  # fmt: skip
 
     def given(self) -> dict[str, object]:
         """Returns the options that were given."""
@@ -191,11 +236,7 @@ def is_clutter(parts: Iterable[str]) -> bool:
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yields every file and, if it cannot be read, the reason. Follows links, but not in circles.
-
-    Raises:
-        OSError: A folder cannot be read.
-    """
+    """Yields every file and, if it cannot be read, why. Follows links, but not in circles."""
     waiting = [(str(folder), frozenset([_identity(folder.stat())]))]
     while waiting:
         directory, above = waiting.pop()

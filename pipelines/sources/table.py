@@ -135,11 +135,7 @@ class Table(Source):
 
     @functools.cached_property
     def _table(self) -> Any:
-        """The rows that are examples.
-
-        Raises:
-            DataError: There are empty cells.
-        """
+        """The rows that are examples."""
         if self._options.drop_gaps:
             return self._filled.take(self._kept)
         _check_gaps(self._filled, self._rows)
@@ -231,11 +227,7 @@ _NUM_NAMED = 3
 
 
 def _parse_fill(given: Sequence[str]) -> dict[str, str]:
-    """Parses `COLUMN=VALUE` texts to values by column.
-
-    Raises:
-        DataError: A text has an invalid format.
-    """
+    """Parses `COLUMN=VALUE` texts to values by column."""
     if wrong := [words for words in given if "=" not in words]:
         raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")
     return {column: value for column, _, value in (words.partition("=") for words in given)}

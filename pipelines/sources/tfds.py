@@ -170,15 +170,7 @@ def _keep_images_encoded(features: Any) -> dict[str, Any]:
 
 
 def _flat_features(features: Any, example: Mapping[str, object]) -> tuple[Feature, ...]:
-    """Returns the features of a record.
-
-    Args:
-        features: A `tfds.features.FeaturesDict`.
-        example: A flat example, which determines the encoding of images.
-
-    Raises:
-        DataError: A feature cannot be stored in a record.
-    """
+    """Returns the features of a record."""
     return tuple(_feature(name, feature, example[name]) for name, feature in _leaves(features))
 
 

@@ -178,12 +178,7 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _contents(tar: AnyPath) -> tuple[list[_Sample], Account]:
-    """Returns the examples of a tar file in their order, and what became of its members.
-
-    Raises:
-        DataError: It is not a tar file, is compressed or damaged, or an example has two members of
-            one kind.
-    """
+    """Returns the examples of a tar file in their order, and what became of its members."""
     samples, account, name, members = list[_Sample](), Account(), "", dict[str, _Member]()
     try:
         # What follows an end, as in tar files that were concatenated, is read, too.
@@ -223,11 +218,7 @@ def _contents(tar: AnyPath) -> tuple[list[_Sample], Account]:
 def _intact_entries(
     tar: AnyPath, data: BinaryIO, opened: tarfile.TarFile
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the entries of an open tar file but for folders.
-
-    Raises:
-        DataError: There is something between them that is no entry, such as a damaged header.
-    """
+    """Yields the entries of an open tar file but for folders."""
     end = 0
 
     def check(next_begin: int) -> None:
@@ -272,11 +263,7 @@ def _member(entry: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]) -> _
 
 
 def _common_kinds(samples: Sequence[_Sample]) -> tuple[str, ...]:
-    """Returns the kinds of members, which all examples must have.
-
-    Raises:
-        DataError: An example lacks one.
-    """
+    """Returns the kinds of members, which all examples must have."""
     kinds = samples[0].members.keys()
     for sample in samples:
         if missing := kinds ^ sample.members.keys():

@@ -141,12 +141,7 @@ def _hidden_folder_beside(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Locks a folder within the block, until the process ends for any reason.
-
-    Returns:
-        Whether it is locked: false if another process has locked it, or if the file system has no
-        locks for folders, such as NFS.
-    """
+    """Locks a folder within the block, until the process ends for any reason."""
     with contextlib.ExitStack() as stack:
         try:
             descriptor = os.open(folder, os.O_RDONLY)

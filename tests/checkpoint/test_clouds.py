@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import pipelines
-from pipelines.check.__main__ import main as check
+from pipelines.check import main as check
 from pipelines.pack.__main__ import main as pack
 from pipelines.storage import ChangedError
-from pipelines.verify.__main__ import main as verify
+from pipelines.verify import main as verify
 from tests.checkpoint.training import weights_after
 from tests.support import buckets
 from tfdist.checkpoint.lock import lock_of

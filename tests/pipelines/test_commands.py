@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines import DataError, cores
-from pipelines.check.__main__ import main as check
+from pipelines.check import main as check
 from pipelines.console import command_line
 from tests.support.commands import help_without_tensorflow, packages_that_run
 

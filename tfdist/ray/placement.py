@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from pipelines.console import ray_address
+from pipelines.console import ray_tasks
 from tfdist.errors import LaunchError, MissingError
 
 _LOG = logging.getLogger("tfdist.launch")
@@ -62,7 +62,7 @@ def connect() -> None:
     # Hides the node's GPUs from workers that request none, as newer versions of Ray do by default.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
-        ray_address.check_reachable()
+        ray_tasks.check_reachable()
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise LaunchError(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from pipelines.check import once_an_epoch
-from pipelines.check.__main__ import main
+import pipelines.check as once_an_epoch
+from pipelines.check import main
 from pipelines.pack.__main__ import main as pack
 from pipelines.reading.read import read
 from tests.support import numbers

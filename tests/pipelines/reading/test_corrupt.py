@@ -14,7 +14,7 @@ import tensorflow as tf
 import pipelines
 from pipelines.format import record_file
 from pipelines.reading.blocks import records_per_block
-from pipelines.verify.__main__ import main as verify
+from pipelines.verify import main as verify
 from tests.support import numbers, starting
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.format.index import Shard
-from pipelines.reading.division import divide_shards
+from pipelines.reading.blocks import divide_shards
 
 
 def shards_of(counts: list[int]) -> list[Shard]:

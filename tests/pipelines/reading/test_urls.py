@@ -19,10 +19,10 @@ import tensorflow as tf
 
 import pipelines
 from pipelines import object_store, storage
-from pipelines.check.__main__ import main as check
+from pipelines.check import main as check
 from pipelines.format import record_file
-from pipelines.show.__main__ import main as show
-from pipelines.verify.__main__ import main as verify
+from pipelines.show import main as show
+from pipelines.verify import main as verify
 from tests.support import buckets, numbers
 from tests.support.packages import require_obstore
 

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pipelines import Feature, write_shards
-from pipelines.show.__main__ import main
+from pipelines.show import main
 from tests.support import numbers, pictures
 
 

@@ -10,7 +10,7 @@ import pytest
 import pipelines
 from pipelines.index.__main__ import main as index
 from pipelines.pack.__main__ import main as pack
-from pipelines.show.__main__ import main as show
+from pipelines.show import main as show
 from pipelines.sources import open_source
 from pipelines.sources.account import Account
 from pipelines.sources.source import Options

@@ -13,8 +13,8 @@ import tensorflow as tf
 from pipelines import Feature, load_index, write_shards
 from pipelines.format import record_file
 from pipelines.format.examples import decode, encode
-from pipelines.verify.__main__ import main
-from pipelines.verify.shards import verify as verify_folder
+from pipelines.verify import main
+from pipelines.verify import verify as verify_folder
 from pipelines.writing.publish import ShardWriter
 from tests.support import by_hand, pictures
 

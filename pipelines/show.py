@@ -1,27 +1,97 @@
-"""Presents the records of a folder: values as text, label counts, and a contact sheet."""
+"""`python -m pipelines.show DIR`: prints features and label counts, and draws a contact sheet."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import tensorflow as tf
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from pipelines import storage
+from pipelines.console import command_line
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.format.examples import decode
 from pipelines.format.feature import Feature
-from pipelines.format.index import Index, Shard
+from pipelines.format.index import Index, Shard, load_index
+from pipelines.sources.account import print_account
 from pipelines.storage import AnyPath
 
 _MOST_CHARACTERS = 60
+_DESCRIPTION = """Shows the contents of a folder: its features, its first record, the number of
+records per label, and a PNG with some of its images."""
+_NUM_AT_ONCE = 256
 
 
-def records(directory: AnyPath, index: Index, num_records: int) -> Iterator[bytes]:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return command_line.run(_parser(), _show, arguments)
+
+
+def _show(directory: str, num_images: int, num_records: int, to: str | None = None) -> None:
+    folder = storage.at(directory)
+    index = load_index(folder)
+    command_line.print_summary(index, folder)
+    print_account(folder)
+    counts, first = LabelCounts(index), list[bytes]()
+    serialized = _records(folder, index, num_records)
+    while chunk := list(itertools.islice(serialized, _NUM_AT_ONCE)):
+        counts.add(chunk)
+        first += chunk[: max(num_images, 1) - len(first)]
+    if not first:
+        return
+    command_line.print_facts({"first record": "", **describe_record(first[0], index)})
+    of = "all" if counts.num_records == index.num_records else f"{counts.num_records:,} sampled"
+    for feature, of_label in counts.by_feature().items():
+        command_line.print_table(
+            (feature, f"of {of} records", "percent"),
+            (
+                (name, f"{count:,}", f"{count / counts.num_records:.1%}")
+                for name, count in of_label.items()
+            ),
+        )
+    if to:
+        path = Path(to)
+    elif isinstance(folder, Path):
+        path = folder.resolve().with_name(f"{folder.resolve().name}.png")
+    else:
+        path = Path(f"{folder.name}.png")
+    num_shown = contact_sheet(first[:num_images], index, path)
+    print(f"{num_shown} images: {path}" if num_shown else "The data contain no images to show.")
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line.parser("show", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
+    parser.add_argument(
+        "--to",
+        "--out",
+        metavar="FILE",
+        help="PNG to write; default: DIR.png beside a local folder",
+    )
+    parser.add_argument(
+        "--num-images",
+        type=NonNegativeInt,
+        metavar="N",
+        default=36,
+        help="images on the contact sheet",
+    )
+    parser.add_argument(
+        "--num-records",
+        type=PositiveInt,
+        metavar="N",
+        default=10_000,
+        help="records in which labels are counted, taken from the beginning of each shard",
+    )
+    return parser
+
+
+def _records(directory: AnyPath, index: Index, num_records: int) -> Iterator[bytes]:
     """Yields serialized records from the beginning of each shard, alternating between shards.
 
     Raises:
@@ -40,6 +110,10 @@ def records(directory: AnyPath, index: Index, num_records: int) -> Iterator[byte
 
 def describe_record(record: bytes, index: Index) -> dict[str, str]:
     """Returns the value of each feature of a record as a short text."""
+    import tensorflow as tf
+
+    from pipelines.format.examples import decode
+
     example = decode(tf.constant(record), index.features, decode_images=False)
     return {f.name: _format_value(example[f.name].numpy(), f) for f in index.features}
 
@@ -58,6 +132,10 @@ class LabelCounts:
 
     def add(self, serialized: Sequence[bytes]) -> None:
         """Counts records."""
+        import tensorflow as tf
+
+        from pipelines.format.examples import decode
+
         self.num_records += len(serialized)
         if not self._features:
             return
@@ -90,6 +168,10 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
     Raises:
         DataError: An image cannot be decoded.
     """
+    import tensorflow as tf
+
+    from pipelines.format.examples import decode
+
     image = next((f for f in index.features if _can_be_shown(f)), None)
     label = next((f for f in index.features if f.label_names and not f.shape), None)
     if image is None or not records:
@@ -134,14 +216,7 @@ _BACKGROUND, _INK = "white", "black"
 
 
 def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Path) -> None:
-    """Saves images as a square grid.
-
-    Args:
-        images: uint8 or uint16 `(height, width)` or `(height, width, channels)`. The brightest
-            pixel of all images becomes white, so that dark images are visible.
-        captions: One caption per image.
-        path: The PNG file.
-    """
+    """Saves images as a square grid."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
     step_x, step_y = _CELL + _MARGIN, _CELL + _CAPTION + _MARGIN
@@ -167,3 +242,7 @@ def _cell(image: np.ndarray) -> Image.Image:
     resampling = Image.Resampling.NEAREST if few else Image.Resampling.BICUBIC
     image_of_any_mode = Image.fromarray(pixels).convert("RGB")
     return ImageOps.pad(image_of_any_mode, (_CELL, _CELL), resampling, color=_BACKGROUND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

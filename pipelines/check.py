@@ -1,29 +1,84 @@
-"""Compares the records that workers read with the contents of the files.
+"""`python -m pipelines.check DIR`: checks that workers read each record once per epoch.
 
-The contents are read independently of `pipelines.read`: byte by byte, in one process. Records are
-identified by a hash of 63 bits over all their features; equal records must be read as often as they
-are stored.
+The contents of the files are read independently of `pipelines.read`: byte by byte, in one process.
+Records are identified by a hash of 63 bits over all their features; equal records must be read as
+often as they are stored.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeInt, PositiveInt
 
+from pipelines import storage
+from pipelines.console import command_line
 from pipelines.errors import DataError
 from pipelines.format import record_file
-from pipelines.format.examples import decode
 from pipelines.format.index import Index, load_index
-from pipelines.reading.read import read
 from pipelines.storage import AnyPath
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 _NUM_HASHES = 2**63 - 1
 _HASHES_AT_ONCE = 256
 _SEED = 0
+_DESCRIPTION = """Reads a folder as several workers would, and compares the records with the
+contents of the files: all workers together must read each record exactly once per epoch. Otherwise
+the exit code is 1."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit code."""
+    return command_line.run(_parser(), _check, arguments)
+
+
+def _check(
+    directory: str, num_workers: int, batch_size: int, num_epochs: int, shuffle_buffer: int
+) -> None:
+    epochs = check(
+        storage.at(directory),
+        num_workers=num_workers,
+        batch_size=batch_size,
+        num_epochs=num_epochs,
+        shuffle_buffer=shuffle_buffer,
+    )
+    command_line.print_table(
+        ("epoch", "worker", "records", "batches"),
+        (
+            (str(number), str(worker), f"{records:,}", f"{batches:,}")
+            for number, epoch in enumerate(epochs, start=1)
+            for worker, (records, batches) in enumerate(epoch.workers)
+        ),
+    )
+    for epoch in epochs:
+        if not epoch.is_exact:
+            first = next(iter([*epoch.never_read, *epoch.read_again]))
+            raise DataError(
+                f"{directory}: {len(epoch.never_read)} records were never read, "
+                f"{len(epoch.read_again)} were read again; the first is {first}"
+            )
+    num_records = sum(records for records, _ in epochs[0].workers)
+    print(f"Each of {num_records:,} records was read exactly once in each of {num_epochs} epochs.")
+
+
+def _parser() -> ArgumentParser:
+    parser = command_line.parser("check", _DESCRIPTION)
+    parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
+    parser.add_argument("--num-workers", type=PositiveInt, default=1, help="workers to simulate")
+    parser.add_argument("--batch-size", type=PositiveInt, default=32, help="records per worker")
+    parser.add_argument("--num-epochs", type=PositiveInt, default=2, help="epochs to read")
+    parser.add_argument(
+        "--shuffle-buffer", type=NonNegativeInt, default=1000, help="examples; 0 does not shuffle"
+    )
+    return parser
 
 
 @dataclass
@@ -65,6 +120,10 @@ def check(
     Raises:
         DataError: The folder has no index, is damaged, or has too few records.
     """
+    import tensorflow as tf
+
+    from pipelines.reading.read import read
+
     index = load_index(directory)
     places = _places(directory, index)
     expected = Counter({hashed: len(locations) for hashed, locations in places.items()})
@@ -95,6 +154,8 @@ def check(
 
 def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
     """Returns the hashes of one worker's records, batch by batch."""
+    import tensorflow as tf
+
     try:
         return [batch.tolist() for batch in dataset.as_numpy_iterator()]
     except tf.errors.OpError as error:
@@ -103,6 +164,9 @@ def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
 
 def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:
     """Returns the locations of all records by their hashes."""
+    import tensorflow as tf
+
+    from pipelines.format.examples import decode
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
     def hashes(serialized: tf.Tensor) -> tf.Tensor:
@@ -131,5 +195,11 @@ def _records(directory: AnyPath, index: Index) -> Iterator[tuple[str, bytes]]:
 
 def _hash(example: dict[str, tf.Tensor]) -> tf.Tensor:
     """Returns a hash of all features of an example."""
+    import tensorflow as tf
+
     values = [tf.io.serialize_tensor(example[name]) for name in sorted(example)]
     return tf.strings.to_hash_bucket_fast(tf.strings.join(values, "|"), _NUM_HASHES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

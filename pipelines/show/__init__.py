@@ -1,1 +1,0 @@
-"""`python -m pipelines.show`: prints the contents of a folder and draws a contact sheet."""

@@ -1,1 +1,0 @@
-"""`python -m pipelines.verify`: checks every record of a folder against its index."""
