@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import tensorflow as tf
 from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format import offsets
+from pipelines.format.examples import decode
 from pipelines.format.index import Index, check_shards, load_index
 from pipelines.reading import order
 from pipelines.reading.block_reader import SkippedRecords, block_reader, sequential_reader
@@ -93,10 +95,12 @@ class Folder:
                 f"on_corrupt: expected 'raise' for {directory}, got 'skip': a compressed shard "
                 "cannot be read beyond damage; pack without --compression"
             )
+        self._images = [f for f in index.features if f.is_image]
         self._window = min(shuffle_buffer, self.num_records)
+        self._num_maps = tuning.num_maps
         self._block_size = records_per_block(index, shuffle_buffer)
         table = None if index.compression else offsets.load(directory, index)
-        skipped = SkippedRecords() if on_corrupt == "skip" else None
+        skipped = self._skipped = SkippedRecords() if on_corrupt == "skip" else None
         if isinstance(directory, RemotePath):
             if portable:
                 raise ValueError(
@@ -122,15 +126,59 @@ class Folder:
             A dataset of `Records` of any lengths.
         """
         if not self._window:
-            return order.in_order(start[1], self._blocks, self._read)
-        return order.shuffled(
-            start[1],
-            self._blocks,
-            self._read,
-            seed=order.epoch_seed(self.seed, start[0]),
-            window=self._window,
-            block_size=self._block_size,
+            records = order.in_order(start[1], self._blocks, self._read)
+        else:
+            records = order.shuffled(
+                start[1],
+                self._blocks,
+                self._read,
+                seed=order.epoch_seed(self.seed, start[0]),
+                window=self._window,
+                block_size=self._block_size,
+            )
+        if self._skipped and self._images:
+            check = functools.partial(self._decodable, skipped=self._skipped)
+            records = records.map(check, self._num_maps)
+        return records
+
+    def _decodable(self, records: Records, skipped: SkippedRecords) -> Records:
+        """Returns the records whose images can be decoded; logs and counts the others."""
+
+        def decoded(record: Records) -> tf.Tensor:
+            number = record.numbers
+            for pixels in decode(record.serialized, self._images).values():
+                # Only a value that is used keeps the decoder in the optimized graph.
+                first = tf.cast(tf.reshape(pixels, [-1])[0], tf.int64)
+                number = tf.where(first < 0, first, number)
+            return number
+
+        def report(numbers: np.ndarray) -> np.int64:
+            for number in numbers.tolist():
+                file, position = self._position(number)
+                skipped.add(f"{file}: record {position}: an image cannot be decoded")
+            return np.int64(0)
+
+        intact = tf.data.Dataset.from_tensor_slices(records).map(decoded).ignore_errors()
+        end = tf.data.Dataset.from_tensors(np.int64(-1))  # so that there is an element
+        size = tf.size(records.numbers, tf.int64) + 1
+        numbers = intact.concatenate(end).batch(size).take(1).get_single_element()[:-1]
+        is_damaged = tf.reduce_all(records.numbers[:, None] != numbers, 1)
+        reported = tf.cond(
+            tf.reduce_any(is_damaged),
+            lambda: tf.numpy_function(
+                report, [tf.boolean_mask(records.numbers, is_damaged)], tf.int64, stateful=True
+            ),
+            lambda: np.int64(0),
         )
+        with tf.control_dependencies([reported]):
+            return Records(*(tf.boolean_mask(column, ~is_damaged) for column in records))
+
+    def _position(self, number: int) -> tuple[str, int]:
+        """Returns the file of a record of the folder, and its number in it from 0."""
+        ends = np.cumsum([num_records for _, num_records in self._shards])
+        shard = int(np.searchsorted(ends, number, "right"))
+        file, num_records = self._shards[shard]
+        return file, number - int(ends[shard]) + num_records
 
     def batch(self, epoch: int, begin: int, size: int) -> list[Record]:
         """Returns some records of an epoch with their places.
@@ -140,15 +188,11 @@ class Folder:
             begin: Number of its records before them.
             size: Number of records; fewer at the end of the epoch.
         """
-        ends = np.cumsum([num_records for _, num_records in self._shards])
-        result: list[Record] = []
-        for records in self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size):
-            number = int(records.numbers)
-            shard = int(np.searchsorted(ends, number, "right"))
-            file, num_records = self._shards[shard]
-            position = number - int(ends[shard]) + num_records
-            result.append(Record(file, position, records.serialized.numpy()))
-        return result
+        records = self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size)
+        return [
+            Record(*self._position(int(record.numbers)), record.serialized.numpy())
+            for record in records
+        ]
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the records of epochs with their seeds.

@@ -74,7 +74,8 @@ def read(
             it the dataset contains everything.
         start: Start of the first iteration; each further one reads the next epoch. Data before the
             start are not read. A function is called at the start of every iteration instead.
-        on_corrupt: `"skip"` skips corrupt records, and logs and counts them.
+        on_corrupt: `"skip"` skips corrupt records, and logs and counts them. So it does with images
+            that cannot be decoded, for which all images are decoded once more.
         deterministic: Whether the order must not depend on timing. The default is true, except for
             shuffling without a seed.
         data_service: Address of a `tf.data` service, `grpc://HOST:PORT`, whose workers read and

@@ -262,19 +262,15 @@ def _check_lists(table: Any, rows: table_files.Rows) -> None:
     import pyarrow.compute as pc
 
     for name in table.column_names:
-        column = table[name]
-        if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-            row, start = None, 0
-            for chunk in column.chunks:
-                gap = _first_gap(pc.list_flatten(chunk))
-                if gap >= 0 and row is None:
-                    row = start + pc.list_parent_indices(chunk)[gap].as_py()
-                start += len(chunk)
-            if row is not None:
-                raise DataError(
-                    f"{rows.locate(row)}: column {name!r} has a list with an empty element; "
-                    f"correct it, or use --column {name}=ignore"
-                )
+        column = table[name].combine_chunks()
+        if not pa.types.is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
+            continue
+        if (gap := _first_gap(pc.list_flatten(column))) >= 0:
+            row = pc.list_parent_indices(column)[gap].as_py()
+            raise DataError(
+                f"{rows.locate(row)}: column {name!r} has a list with an empty element; correct "
+                f"it, or use --column {name}=ignore"
+            )
 
 
 def _first_gap(column: Any) -> int:

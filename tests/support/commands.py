@@ -22,9 +22,11 @@ for command in commands:
 
 
 def packages_that_run(package: str) -> list[str]:
-    """Returns the dotted names of all subpackages that `python -m` can run."""
-    results = sorted((ROOT / package).glob("*/__main__.py"))
-    return [f"{package}.{path.parent.name}" for path in results]
+    """Returns the dotted names of all modules and subpackages with a command line of their own."""
+    folders = [path.parent.name for path in (ROOT / package).glob("*/__main__.py")]
+    files = (path for path in (ROOT / package).glob("*.py") if path.stem != "__main__")
+    modules = [f.stem for f in files if 'if __name__ == "__main__":' in f.read_text()]
+    return [f"{package}.{name}" for name in sorted(folders + modules)]
 
 
 def help_without_tensorflow(*commands: str) -> str:

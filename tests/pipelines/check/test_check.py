@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-import pipelines.check as once_an_epoch
 from pipelines.check import main
 from pipelines.pack.__main__ import main as pack
 from pipelines.reading.read import read
@@ -57,7 +56,7 @@ def test_wrong_reading_is_detected(
         return change(read(*arguments, **options).unbatch()).batch(4)
 
     numbers.write(tmp_path / "data", num_records=10, num_shards=2)
-    monkeypatch.setattr(once_an_epoch, "read", wrong)
+    monkeypatch.setattr("pipelines.reading.read.read", wrong)
     assert main([str(tmp_path / "data"), "--num-epochs=1"]) == 1
     assert message in capsys.readouterr().err
 

@@ -185,3 +185,22 @@ def test_changed_offsets_never_give_a_record_twice(tmp_path: Path) -> None:
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"restore|delete offsets\.npz"):
         read()
     assert verify([str(tmp_path), "--num-workers", "1"]) == 1
+
+
+def test_images_that_cannot_be_decoded_are_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    png = [tf.io.encode_png(tf.fill((4, 4, 3), tf.constant(i, tf.uint8))).numpy() for i in range(9)]
+    png[4] = png[4][:40]  # its record is intact
+    image = pipelines.Feature(name="image", dtype="uint8", shape=(4, 4, 3), encoding="png")
+    pipelines.write_shards(
+        [{"image": data} for data in png], tmp_path / "png", [image], num_shards=2, source="test"
+    )
+    dataset = pipelines.read(tmp_path / "png", 4, shuffle_buffer=8, seed=1, on_corrupt="skip")
+    with caplog.at_level(logging.WARNING, "pipelines"):
+        values = [int(x) for batch in dataset for x in batch["image"][:, 0, 0, 0]]
+    assert sorted(values) == [0, 1, 2, 3, 5, 6, 7, 8]
+    (message,) = caplog.messages
+    assert message.endswith(
+        "data-00000-of-00002.tfrecord: record 2: an image cannot be decoded; skipped, 1 so far"
+    )
