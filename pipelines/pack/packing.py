@@ -103,15 +103,15 @@ def default_num_shards(source: Source) -> int:
     return min(num_shards, len(source))
 
 
-#: Seconds of work for which another process is worth starting.
+#: Seconds of processor time for which another process is worth starting.
 _SECONDS_OF_WORKER = 2
 
 
 def default_num_workers(source: Source) -> int:
     """Returns a number of processes, up to the cores, that pack faster than fewer would."""
-    begin = time.perf_counter()
+    begin = time.process_time()  # other programs do not make it more
     _encode_sample(source)
-    seconds = (time.perf_counter() - begin) * len(source) / min(len(source), _NUM_SAMPLES)
+    seconds = (time.process_time() - begin) * len(source) / min(len(source), _NUM_SAMPLES)
     return max(min(int(seconds / _SECONDS_OF_WORKER), num_cores()), 1)
 
 

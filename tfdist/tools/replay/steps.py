@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import pipelines
-from pipelines import show
+from pipelines import show as show_records
 from tfdist.checkpoint.store import Store
 from tfdist.config import TrainConfig
 from tfdist.console import tables
@@ -212,12 +212,12 @@ def show(last: LastStep, num_worst: int, picture: str | None) -> None:
     index = pipelines.load_index(posixpath.dirname(chosen[0].file))
     rows = []
     for i, record in zip(worst, chosen, strict=True):
-        values = show.describe_record(record.serialized, index).items()
+        values = show_records.describe_record(record.serialized, index).items()
         place = f"{posixpath.basename(record.file)} {record.position}"
         rows.append((f"{last.rows[i]:.4g}", place, ", ".join(f"{k} {v}" for k, v in values)))
     tables.facts([("loss", "shard and record", "values"), *rows])
     serialized = [one.serialized for one in chosen]
-    if picture and show.contact_sheet(serialized, index, Path(picture)):
+    if picture and show_records.contact_sheet(serialized, index, Path(picture)):
         tables.text(f"Images of these records: {picture}")
 
 
