@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tfdist.trainer import Trainer
+from tfdist.upstream.keras_layers import separate_segments
 
 pytest.importorskip("keras_hub")
 
@@ -87,3 +88,23 @@ def test_trains_as_in_keras(case: Case, strategy: str) -> None:
     assert len(trainer.model.trainable_variables) == len(plain.trainable_variables)
     if case == Case("llama", dtype="bfloat16", lora=4):
         assert trainer.model.generate("the", max_length=8) == plain.generate("the", max_length=8)
+
+
+@pytest.mark.long
+def test_seeding_leaves_the_vocabulary() -> None:
+    case = Case("llama")
+    trainers = [Trainer(build(case), strategy="mirrored", devices=2) for _ in range(2)]
+    assert train(trainers[0], case) == train(trainers[1], case)
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma", marks=pytest.mark.long)])
+def test_segments_of_a_packed_row_do_not_see_each_other(family: str) -> None:
+    assert not separate_segments(hub.causal_lm("gpt2").backbone)  # absolute positions
+    backbone = hub.causal_lm(family).backbone
+    assert separate_segments(backbone)
+    ids = np.arange(5, 12)[None]
+    packed = backbone({"token_ids": ids, "padding_mask": np.array([[1, 1, 1, 2, 2, 2, 0]])})
+    for part in (slice(0, 3), slice(3, 6)):
+        one = ids[:, part]
+        alone = backbone({"token_ids": one, "padding_mask": np.ones_like(one)})
+        np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)

@@ -123,7 +123,7 @@ def broadcast(group: ProcessGroup, variables: Sequence[tf.Variable], root: int =
             variable.assign(group.broadcast_tensor(variable.read_value(), root))
 
 
-def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable]) -> None:
+def check_shapes(group: ProcessGroup, variables: Sequence[keras.Variable | tf.TensorSpec]) -> None:
     """Checks that all workers have variables of the same number, shapes and dtypes.
 
     Each of n workers receives n pairs of numbers.

@@ -70,10 +70,24 @@ def honor_overrides(method: Method) -> Method:
             with replaced(keras.Model, name, keras_method):  # callbacks see a plain model
                 return method(self, *args, **options)
 
+        _renew_vocabularies(self.model)
         with replaced(keras.Model, name, replacement):
             return getattr(self.model, name)(*args, **options)
 
     return cast(Method, call)
+
+
+def _renew_vocabularies(model: keras.Model) -> None:
+    """Loads lost vocabularies of SentencePiece again.
+
+    tensorflow-text keeps them in a cached kernel, which `keras.utils.set_random_seed` drops.
+    """
+    for layer in flatten_layers(model):
+        if hasattr(layer, "set_proto") and layer.proto is not None:
+            try:
+                layer("")
+            except tf.errors.NotFoundError:
+                layer.set_proto(layer.proto)
 
 
 def note_override(trainer: Any, name: str) -> None:

@@ -56,7 +56,7 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
         return
     try:
         symbolic = keras.tree.map_structure(_symbolic, x)
-        with strategy.scope(), python_state_kept():
+        with strategy.scope(), strategy.variables.making_weights(), python_state_kept():
             keras_model.build_by_shapes(model, symbolic)
     except Exception as error:
         raise UnsupportedModelError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from tfdist.errors import ConfigurationError, OutOfMemoryError
 from tfdist.model_setup import build
 from tfdist.model_setup.rebuild import compile_like, rebuild
 from tfdist.strategies.base import Strategy
-from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream import keras_model, keras_optimizers, keras_variables
 
 #: A function that builds and compiles a model, or a compiled model.
 BuildModel: TypeAlias = "Callable[[], keras.Model] | keras.Model"
@@ -86,20 +86,20 @@ def _create(
                 f"precision={policy!r} cannot be applied to a model that is already built. Pass "
                 "the function that builds it, or build it with that dtype policy."
             )
-        with strategy.scope(), _unchanged_random_state():
+        with strategy.scope(), strategy.variables.making_weights(), _unchanged_random_state():
             model = rebuild(source)
     else:
-        with strategy.scope(), precision.policy(policy):
+        with strategy.scope(), strategy.variables.making_weights(), precision.policy(policy):
             model = source()
         if not isinstance(model, keras.Model):
             raise ConfigurationError(_not_a_model(model))
-        if not all(strategy.variables.owns(v.value) for v in model.variables):
+        if not owns_all(strategy, model.variables):
             warnings.warn(
                 "build_model returned a model that was built outside the strategy's scope. It is "
                 "rebuilt in the scope, with its weights.",
                 stacklevel=4,
             )
-            with strategy.scope(), _unchanged_random_state():
+            with strategy.scope(), strategy.variables.making_weights(), _unchanged_random_state():
                 model = rebuild(model)
     adopt(model, strategy, policy, loss_scale)
     return model
@@ -121,7 +121,7 @@ def adopt(
     """
     if not model.compiled or model.optimizer is None:
         return
-    if added := [v.path for v in model.variables if not strategy.variables.owns(v.value)]:
+    if added := [v.path for v in model.variables if not owns_all(strategy, [v])]:
         raise ConfigurationError(
             f"{added[0]} was created outside the strategy's scope. Change the model inside "
             "`with trainer.strategy.scope():`, or create another Trainer with the changed model."
@@ -133,7 +133,7 @@ def adopt(
         )
     with strategy.scope(), precision.policy(policy), _unchanged_random_state():
         state = model.optimizer.variables + model.metrics_variables
-        if not all(strategy.variables.owns(v.value) for v in state):
+        if not owns_all(strategy, state):
             check_optimizer(model)
             warnings.warn(
                 "The model was compiled outside the strategy's scope. Its optimizer and metrics "
@@ -142,6 +142,12 @@ def adopt(
             )
             compile_like(model, model)
         precision.with_loss_scale(model, loss_scale, policy)
+
+
+def owns_all(strategy: Strategy, variables: Iterable[keras.Variable]) -> bool:
+    """Returns whether all variables are placed as the strategy's scope would place them."""
+    values = (value for v in variables for value in keras_variables.values_of(v))
+    return all(map(strategy.variables.owns, values))
 
 
 def check_optimizer(model: keras.Model) -> None:

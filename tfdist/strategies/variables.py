@@ -61,6 +61,10 @@ class VariableLayout:
         """
         return nullcontext() if self.are_local else kernels_read_outside_of_xla()
 
+    def making_weights(self) -> AbstractContextManager[None]:
+        """Returns a context in which a model and its weights are created, inside `scope`."""
+        return nullcontext()
+
     def place(self, model: Any) -> None:
         """Decides on which device each part of a model is, and moves its weights there.
 

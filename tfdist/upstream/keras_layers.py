@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -156,15 +157,18 @@ def _through(
 
 
 def learned_weights(operation: keras.Operation) -> list[keras.Variable]:
-    """Returns the weights of a layer that were created as trainable, whether or not it is frozen.
+    """Returns the weights of a layer that were created as trainable, or by quantization.
 
-    `Layer._trainable_variables`. Its other variables are state, which calls may update.
+    `Layer._trainable_variables`, whether or not the layer is frozen. Its other variables are state,
+    which calls may update.
     """
-    layers = flatten_layers(operation) if isinstance(operation, keras.layers.Layer) else []
-    return [variable for layer in layers for variable in layer._trainable_variables]
+    if not isinstance(operation, keras.layers.Layer):
+        return []
+    learned = [v for layer in flatten_layers(operation) for v in layer._trainable_variables]
+    return learned + frozen_weights(operation)
 
 
-def frozen_weights(model: keras.Model) -> list[keras.Variable]:
+def frozen_weights(model: keras.layers.Layer) -> list[keras.Variable]:
     """Returns the weights that are not trained and that no call of a layer changes.
 
     These are weights that were frozen, and those of quantized layers: `_trainable_variables` and
@@ -277,3 +281,39 @@ def call_context() -> Callable[[], AbstractContextManager[None]]:
 def _set_global(values: dict[str, Any]) -> None:
     for name, value in values.items():
         global_state.set_global_attribute(name, value)
+
+
+def separate_segments(backbone: keras.Model) -> bool:
+    """Makes decoder layers of KerasHub read their padding mask as the segments of packed rows.
+
+    A position then attends to its own segment alone: the same number in the mask, 0 is padding.
+    `_compute_attention_mask` and `_compute_self_attention_mask`. Rotary positions are relative, so
+    that each segment gives what it gives alone.
+
+    Returns:
+        Whether the backbone has such layers, and no absolute positions.
+    """
+    layers = flatten_layers(backbone)
+    names = ("_compute_attention_mask", "_compute_self_attention_mask")
+    masks = [(layer, name) for layer in layers for name in names if hasattr(layer, name)]
+    masks = [(x, name) for x, name in masks if "cache" in str(inspect.signature(getattr(x, name)))]
+    if any("PositionEmbedding" in type(layer).__name__ for layer in layers):
+        return False
+    for layer, name in masks:
+        vars(layer)[name] = _of_own_segment(getattr(layer, name))
+    return bool(masks)
+
+
+def _of_own_segment(compute_mask: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = inspect.signature(compute_mask)
+
+    def compute(*args: Any, **options: Any) -> Any:
+        mask, given = compute_mask(*args, **options), parameters.bind(*args, **options).arguments
+        is_cached = any(v is not None for n, v in given.items() if n.endswith("cache"))
+        segments = next((v for n, v in given.items() if n.endswith("padding_mask")), None)
+        if is_cached or segments is None:
+            return mask
+        same = segments[:, :, None] == segments[:, None, :]
+        return keras.ops.where(same, mask, keras.ops.zeros_like(mask))
+
+    return compute

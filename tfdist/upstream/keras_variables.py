@@ -14,6 +14,7 @@ from tensorflow.python.framework.composite_tensor_gradient import CompositeTenso
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import plain_name, value_in_scope
+from tfdist.upstream.patching import all_replaced
 
 
 class _GradientOfShards(CompositeTensorGradient):
@@ -296,6 +297,26 @@ def divide(
     variable.__class__ = ShardedVariable
     variable.parts, variable.division = parts, division
     variable._value = whole if keep_whole else None
+
+
+@contextmanager
+def on_creation(function: Callable[[keras.Variable], None]) -> Iterator[None]:
+    """Calls a function with each Keras variable that has got its first value, in this block.
+
+    The call follows immediately, before the next variable is created.
+    """
+
+    def then(method: Callable[..., None]) -> Callable[..., None]:
+        def made(variable: keras.Variable, *args: Any, **options: Any) -> None:
+            method(variable, *args, **options)
+            if variable._value is not None and not isinstance(variable, ShardedVariable):
+                function(variable)
+
+        return made
+
+    names = "__init__", "_deferred_initialize"
+    with all_replaced(keras.Variable, {n: then(getattr(keras.Variable, n)) for n in names}):
+        yield
 
 
 def is_in_parts(variable: keras.Variable) -> bool:

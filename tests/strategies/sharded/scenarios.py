@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import psutil
 
 import tfdist
 from tests.processes import chief_callbacks
@@ -37,6 +39,7 @@ def run(folder: str) -> dict[str, Any]:
         "bytes sent": [
             num_bytes_sent(strategy, precision) for precision in ("float32", "mixed_float16")
         ],
+        "bytes while loading": strategy.group.gather(bytes_while_loading(strategy)),
         "state bytes": strategy.group.gather(
             [sum(bytes_by_device(resumed.model.optimizer.variables).values())]
         ),
@@ -72,6 +75,30 @@ def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
     tfdist.barrier()
     weights = np.concatenate([weight.ravel() for weight in trainer.model.get_weights()])
     return strategy.group.gather(weights)
+
+
+def bytes_while_loading(strategy: Strategy) -> list[float]:
+    """Makes and loads a model; returns its bytes, how far this process grows, and a weight.
+
+    Each rank loads other values, and those of rank 0 count.
+    """
+
+    def deep() -> keras.Model:
+        hidden = inputs = keras.Input((1024,))
+        for _ in range(64):
+            hidden = keras.layers.Dense(1024, use_bias=False)(hidden)
+        model = keras.Model(inputs, hidden)
+        for weight in model.weights:
+            weight.assign(np.full(weight.shape, strategy.group.rank + 1, "float32"))
+        model.compile("sgd", "mse")
+        return model
+
+    before = psutil.Process().memory_info().rss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
+    model = Trainer(deep, strategy).model
+    status = Path("/proc/self/status").read_text()
+    peak = 1024 * int(re.search(r"VmHWM:\s*(\d+)", status)[1])
+    return [4 * model.count_params(), peak - before, float(model.weights[0].numpy().mean())]
 
 
 def num_bytes_sent(strategy: Strategy, precision: str) -> float:

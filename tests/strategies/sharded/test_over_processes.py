@@ -55,6 +55,12 @@ def test_each_process_has_half_of_the_state(found: dict[str, Any]) -> None:
     assert (found["state bytes"] < 0.75 * whole + 12).all()
 
 
+def test_no_process_has_the_whole_model_while_it_loads(found: dict[str, Any]) -> None:
+    for size, grown, value in found["bytes while loading"].reshape(2, 3):
+        assert grown < 0.75 * size
+        assert value == 1.0  # as rank 0 has loaded
+
+
 def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> None:
     plain = momentum()
     plain.fit(**FIT)

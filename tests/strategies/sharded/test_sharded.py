@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import tfdist
 from tests.support.training import (
     FIT,
     X,
@@ -97,6 +98,64 @@ def test_frozen_weights_are_divided(quantized: str | None, strategy: str) -> Non
         for old, new in zip(one.variables, other.variables, strict=True):
             if not old.trainable:
                 np.testing.assert_array_equal(np.asarray(new), np.asarray(old))
+
+
+@pytest.mark.parametrize("first", ["sharded", "mirrored"])
+def test_checkpoints_may_leave_out_frozen_weights(first: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).normal(size=(8, 64)).astype("float32")
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    checkpoints = tfdist.Checkpoints(tmp_path, frozen=False)
+
+    def resume(strategy: str, epochs: int, shift: float = 0.0) -> keras.Model:
+        model = adapted("int8")
+        for weight in (v for v in model.non_trainable_variables if v.name == "kernel_scale"):
+            weight.assign(weight + shift)
+        trainer = Trainer(model, strategy, devices=2, checkpoints=checkpoints)
+        trainer.fit(x, x[:, :1], epochs=epochs, **options)
+        return trainer.model
+
+    resume(first, 1)
+    saved = tf.train.load_checkpoint(next(tmp_path.glob("epoch-*")) / "variables")
+    assert not [s for s in saved.get_variable_to_shape_map().values() if math.prod(s) > 128]
+    plain = adapted("int8")
+    plain.fit(x, x[:, :1], epochs=2, **options)
+    with pytest.raises(ConfigurationError, match="differs from the one"):
+        resume("mirrored", 2, shift=1.0)
+    assert_close(resume("sharded", 2).get_weights(), plain.get_weights())
+
+
+def test_weights_are_sharded_before_the_next_one_is_made(tmp_path: Path) -> None:
+    """No device has more than its shards and one whole weight, also while a file is loaded."""
+    file, held = tmp_path / "model.weights.h5", list[dict[str, int]]()
+    x = np.random.default_rng(1).normal(size=(8, 64)).astype("float32")
+
+    def deep() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        made, hidden = list[Any](), (inputs := keras.Input((64,)))
+        for _ in range(5):
+            made.append(layers.Dense(64, "tanh", use_bias=False))
+            hidden = made[-1](hidden)
+            held.append(bytes_by_device(layer.kernel for layer in made))
+        seven = keras.Variable(np.ones(2000, "float32") * 7)  # no weight of the model
+        model = keras.Model(inputs, layers.Lambda(lambda x: x * seven[0])(hidden))
+        if file.exists():
+            model.load_weights(file)
+            held.append(bytes_by_device(model.trainable_variables))
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-2), "mse", jit_compile=False)
+        return model
+
+    first = deep()
+    first.set_weights([weight + 0.01 for weight in first.get_weights()])
+    first.save_weights(file)
+    plain = deep()
+    held.clear()
+    trainer = Trainer(deep, Sharded(2))
+    shards = [{"CPU:0": n * 8192, "CPU:1": n * 8192} for n in (1, 2, 3, 4, 5, 5)]
+    assert held == shards
+    options: dict[str, Any] = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+    losses = [one.fit(x, x, **options).history["loss"] for one in (plain, trainer)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    assert bytes_by_device(trainer.model.trainable_variables) == shards[-1]
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ class Pipeline(Strategy):
     def _sum(self, terms_by_micro_batch: list[list]) -> list:
         """Sums over micro-batches and processes, each tensor on its own device."""
         sums = []
-        for terms in zip(*terms_by_micro_batch, strict=True):
+        # In full-batch mode, only the first micro-batch computes.
+        for terms in zip(*filter(None, terms_by_micro_batch), strict=True):
             first = terms[0].values if isinstance(terms[0], tf.IndexedSlices) else terms[0]
             with tf.device(first.device):
                 total = self._tracing.sum_of(terms) if self._tracing else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -72,6 +73,7 @@ class ShardedVariables(VariableLayout):
         self._shard, self.copies_weights = shard, shard != "parameters"
         self._owners, self._smallest = list(owners), max(smallest, len(owners))
         self._placed: dict[str, str] = {}
+        self._new: list[weakref.ref[keras.Variable]] = []  # sharded before there was a plan
 
     @contextmanager
     def patched_keras(self) -> Iterator[None]:
@@ -87,6 +89,26 @@ class ShardedVariables(VariableLayout):
         if self._is_offloaded:
             rows["offloaded"] = "shards of weights and optimizer state are on the host"
         return rows
+
+    @contextmanager
+    def making_weights(self) -> Iterator[None]:
+        """A context that shards each weight before the next one is created or loaded.
+
+        So no device and no process has the whole model at any time. `prepare` unites those that
+        cannot be trained in shards.
+        """
+        if self.copies_weights:
+            yield
+            return
+        with keras_variables.on_creation(self._divide_new):
+            yield
+
+    def _divide_new(self, variable: keras.Variable) -> None:
+        dtype = tf.as_dtype(variable.dtype)
+        is_number = dtype.is_floating or dtype.is_integer
+        if is_number and variable.shape.num_elements() >= self._smallest:
+            self._new.append(weakref.ref(variable))
+            self._divide(variable, keep_whole=False)
 
     def place(self, model: keras.Model) -> None:
         if not (model.built and model.compiled) or model.optimizer is None:
@@ -128,12 +150,29 @@ class ShardedVariables(VariableLayout):
             self._cut(weight, slots.get(id(weight), []))
         for weight, owner in planned.homes:
             self.keep_whole(weight, slots.get(id(weight), []), owner)
+        of_cut = [slot for weight in planned.cut for slot in slots.get(id(weight), [])]
+        self._unite_others(model.variables, [*planned.cut, *planned.frozen, *of_cut])
         read_own_kernels_outside_of_xla(model)
         for optimizer in plain if planned.cut else ():
             refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
         if self.copies_weights:
             self.sync_copies(model.variables)
         gc.collect()  # cycles may hold the full values, and Python frees them at any time
+
+    def _unite_others(
+        self, variables: Sequence[keras.Variable], planned: Sequence[keras.Variable]
+    ) -> None:
+        """Makes variables whole that `making_weights` has sharded and the plan does not name.
+
+        Variables of other models remain sharded over processes, which discard them at other times.
+        """
+        kept, of_model = set(map(id, planned)), set(map(id, variables))
+        for variable in (one() for one in self._new):
+            if not isinstance(variable, ShardedVariable) or id(variable) in kept:
+                continue
+            if variable.division.has_all or id(variable) in of_model:
+                keras_variables.unite(variable, self._devices[0])
+        self._new.clear()
 
     def _plan(self, model: Any, optimizers: Sequence[Any]) -> plan.Plan:
         return plan.plan(model, optimizers, self._owners, self._smallest, not self.copies_weights)
@@ -287,6 +326,21 @@ class ProcessShards(ShardedVariables):
     def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
         super()._divide(variable, keep_whole)
         variable.division.introduce(variable)
+
+    @contextmanager
+    def making_weights(self) -> Iterator[None]:
+        self._made = list[tf.TensorSpec]()
+        with super().making_weights():
+            yield
+        if not self.copies_weights:  # a rank that makes another weight compares one alone
+            agreement.check_shapes(self._group, self._made * 2)
+
+    def _divide_new(self, variable: keras.Variable) -> None:
+        if variable.shape.num_elements() >= self._smallest:
+            self._made.append(tf.TensorSpec(variable.shape, variable.dtype))
+            agreement.check_shapes(self._group, self._made[-1:])
+            agreement.broadcast(self._group, [variable.value])
+        super()._divide_new(variable)
 
     def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
