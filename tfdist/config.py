@@ -337,6 +337,10 @@ class Saving(BaseModel):
     checkpoint_errors: Literal["go_on", "stop"] = Field(
         "go_on", description="if a checkpoint cannot be written: continue (go_on), or stop"
     )
+    checkpoint_frozen: bool = Field(
+        True,
+        description="save frozen weights too; false: a run that resumes loads them as at its start",
+    )
     on_nan: Literal["warn", "stop", "checkpoint"] = Field(
         "stop",
         description="if the loss becomes NaN or infinite: continue with a warning, stop, or save "
@@ -382,8 +386,12 @@ class Outcome(BaseModel):
         ["tensorboard"],
         description="loggers for the metrics in addition to metrics.jsonl, separated by commas",
     )
-    export: list[Literal["saved_model", "onnx", "tflite"]] = Field(
-        [], description="export formats in addition to model.keras, separated by commas"
+    export: list[Literal["saved_model", "onnx", "tflite", "preset", "safetensors", "adapter"]] = (
+        Field(
+            [],
+            description="export formats in addition to model.keras, separated by commas; of "
+            "KerasHub: preset, safetensors (for transformers), adapter (the weights of LoRA alone)",
+        )
     )
 
 

@@ -488,7 +488,8 @@ class Trainer:
         number = self.last_fit.number
         if self.checkpoints is not None:
             number += 1
-            state = TrainingState(self._run, callbacks, handlers, validation)
+            saves_frozen = self.checkpoints.frozen
+            state = TrainingState(self._run, callbacks, handlers, validation, saves_frozen)
             settings, rank_checks = self.checkpoints.of_fit(number), self._loops.rank_checks
             self.last_fit = Checkpointing(settings, number, self._run, state, rank_checks)
         elif self._on_nan == "checkpoint":

@@ -47,6 +47,11 @@ def export(checkpoint: str, target: Path) -> None:
             f"{checkpoint}: the class of the model has no get_config, so the model cannot be "
             "rebuilt from a checkpoint. Resume training, and call trainer.model.save."
         )
+    if saved.state.get(variables.FROZEN):
+        raise ConfigurationError(
+            f"{checkpoint} has no frozen weights, so it is no complete model. Resume training, and "
+            "call trainer.model.save."
+        )
     try:
         model = keras.models.model_from_json(config)
     except (TypeError, ValueError) as error:
@@ -79,5 +84,9 @@ def load_weights(model: keras.Model, checkpoint: str) -> None:
 def _assign(model: keras.Model, saved: Snapshot, checkpoint: str) -> None:
     # A rebuilt model may have other variable names, so compare order and shapes only.
     paths = {f"{variables.MODEL}/{i:05d}": v.path for i, v in enumerate(model.variables)}
-    weights = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths)
-    variables.restore({variables.MODEL: model.variables}, weights, checkpoint, within_epoch=True)
+    weights = Snapshot({n: v for n, v in saved.variables.items() if n in paths}, paths, saved.state)
+    groups = {variables.MODEL: model.variables}
+    if saved.state.get(variables.FROZEN):
+        sums = variables.checksums(variables.named_frozen(groups, model))
+        variables.check_frozen(sums, saved, checkpoint)
+    variables.restore(groups, weights, checkpoint, within_epoch=True)

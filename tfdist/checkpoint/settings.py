@@ -41,6 +41,8 @@ class Checkpoints:
             from the beginning, and the folder must have no intact checkpoints.
         on_error: What to do if a checkpoint cannot be written: `"go_on"` prints a warning and
             continues training, `"stop"` ends the run.
+        frozen: Whether to save frozen weights too. If not, a run that resumes has to start with the
+            same ones, such as those of a preset, which is checked.
         configuration: Stored in each checkpoint, for information.
         before_upload: Called in a background thread before a checkpoint is uploaded to an object
             store; for files that a resumed run needs together with it.
@@ -55,6 +57,7 @@ class Checkpoints:
     keep_best: str | None = None
     resume: str | Path = "auto"
     on_error: OnError = "go_on"
+    frozen: bool = True
     configuration: Mapping[str, Any] = field(default_factory=dict)
     before_upload: Callable[[], None] | None = None
 

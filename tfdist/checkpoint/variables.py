@@ -18,9 +18,11 @@ import tensorflow as tf
 from tfdist.checkpoint.own_shards import OwnShards, ShardRange
 from tfdist.checkpoint.snapshot import Shard, Snapshot
 from tfdist.errors import ConfigurationError
+from tfdist.groups.base import ProcessGroup
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model
-from tfdist.upstream.keras_variables import is_divided_over_processes
+from tfdist.upstream.keras_layers import frozen_weights
+from tfdist.upstream.keras_variables import is_divided_over_processes, values_of
 
 #: Variables by owner: `model`, `optimizer 1`, `metrics`, ...
 Groups = Mapping[str, Sequence[keras.Variable]]
@@ -31,6 +33,11 @@ GradientSums = Sequence[Sequence[np.ndarray]]
 #: The owner of the model's variables.
 MODEL = "model"
 
+#: The key of the checksums of the frozen weights that a checkpoint leaves out.
+FROZEN = "frozen"
+_MOD = 1 << 40  # sums over many processes are exact in float64
+_WORDS = {1: tf.uint8, 2: tf.uint16, 4: tf.uint32, 8: tf.uint64}
+
 #: Owners whose variables must all match. If they do not, the checkpoint is from another model.
 _REQUIRED = (MODEL, "optimizer")
 
@@ -38,14 +45,60 @@ _REQUIRED = (MODEL, "optimizer")
 _GLOBAL_SEED = "seed of what draws without one"
 
 
+def named_frozen(groups: Groups, model: keras.Model) -> dict[str, keras.Variable]:
+    """Returns the frozen weights of a model, by their names in checkpoints."""
+    frozen = set(map(id, frozen_weights(model)))
+    return {name: v for name, v in _named(groups).items() if id(v) in frozen}
+
+
+def checksums(
+    frozen: Mapping[str, keras.Variable], group: ProcessGroup | None = None
+) -> dict[str, int]:
+    """Returns the sum of the bits of each variable, the same however it is sharded.
+
+    Args:
+        frozen: Variables by name.
+        group: The processes, if all of them call this function; otherwise variables are gathered.
+    """
+    sums, everywhere = dict[str, int](), group is None or group.is_chief
+    for name, variable in frozen.items():
+        is_divided = is_divided_over_processes(variable)
+        tensors = values_of(variable) if group is not None else [variable.value]
+        tensors = tensors if is_divided or everywhere else []
+        sums[name] = sum(map(_sum_of_bits, tensors))
+    if group is None or not sums:
+        return sums
+    rows = group.gather([*sums.values()])
+    return {name: int(n) % _MOD for name, n in zip(sums, rows.sum(0), strict=True)}
+
+
+def _sum_of_bits(tensor: Any) -> int:
+    words = tf.bitcast(tensor, _WORDS[tf.as_dtype(tensor.dtype).size])
+    return int(tf.reduce_sum(tf.cast(words, tf.int64))) % _MOD
+
+
+def check_frozen(sums: Mapping[str, int], snapshot: Snapshot, path: str) -> None:
+    """Checks that a run has the frozen weights that a checkpoint does not contain.
+
+    Raises:
+        ConfigurationError: Some differ.
+    """
+    for name, number in snapshot.state.get(FROZEN, {}).items():
+        if sums.get(name) != number:
+            raise ConfigurationError(
+                f"{path} has no frozen weights, and {name!r} of this model differs from the one "
+                "that the run started with. Load the same weights before you resume."
+            )
+
+
 def capture(groups: Groups, snapshot: Snapshot) -> None:
-    """Adds the current values of variables to a snapshot.
+    """Adds the current values of variables to a snapshot, except for those of `state[FROZEN]`.
 
     Values on the host are not copied: TensorFlow copies a variable on write while its previous
     value is still referenced.
     """
     with tf.device("CPU:0"):
-        for name, variable in _named(groups).items():
+        for name, variable in _saved_of(groups, snapshot).items():
             snapshot.variables[name] = tf.identity(variable.value)
             snapshot.paths[name] = variable.path
 
@@ -56,7 +109,7 @@ def capture_parts(groups: Groups, snapshot: Snapshot, is_chief: bool) -> None:
     No values are exchanged between processes.
     """
     with tf.device("CPU:0"):
-        for name, variable in _named(groups).items():
+        for name, variable in _saved_of(groups, snapshot).items():
             if is_divided_over_processes(variable):
                 (part,), begin = variable.parts, variable.division.begin
                 shape = tuple(variable.shape)
@@ -96,7 +149,7 @@ def restore(groups: Groups, snapshot: Snapshot, path: str, within_epoch: bool) -
     """
     if any(name.startswith(_GLOBAL_SEED) for name in snapshot.variables):
         keras_model.ensured_global_generator()
-    named, saved = _named(groups), _saved(snapshot)
+    named, saved = _saved_of(groups, snapshot), _saved(snapshot)
     for name, variable in named.items():
         fits = _fits(saved.get(name), variable)
         is_same = fits and _unnumbered(snapshot.paths[name]) == _unnumbered(variable.path)
@@ -159,6 +212,12 @@ def _fits(saved: Any, variable: keras.Variable) -> bool:
     if saved is None or tuple(saved.shape) != tuple(variable.shape):
         return False
     return tf.as_dtype(saved.dtype).name == variable.dtype
+
+
+def _saved_of(groups: Groups, snapshot: Snapshot) -> dict[str, keras.Variable]:
+    """Returns the variables that a checkpoint contains, by name."""
+    frozen = snapshot.state.get(FROZEN, {})
+    return {name: v for name, v in _named(groups).items() if name not in frozen}
 
 
 def _saved(snapshot: Snapshot) -> dict[str, Any]:

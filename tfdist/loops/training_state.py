@@ -57,6 +57,7 @@ class TrainingState:
         callbacks: The callbacks of this worker.
         handlers: The training data.
         validation: The validation data; None if there is none, or it is not resumed.
+        saves_frozen: Whether checkpoints contain frozen weights.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class TrainingState:
         callbacks: Sequence[keras.callbacks.Callback],
         handlers: EpochDataHandlers,
         validation: ValidationData | None,
+        saves_frozen: bool = True,
     ) -> None:
+        self._saves_frozen, self._frozen = saves_frozen, dict[str, int]()
         self._model, self._strategy, self._functions = run.model, run.strategy, run.functions
         self._callbacks, self._handlers, self._validation = callbacks, handlers, validation
 
@@ -97,6 +100,7 @@ class TrainingState:
         if accumulation is not None and accumulation.has_pending():
             waiting = variables.capture_gradient_sums(self._strategy, accumulation.waiting)
         snapshot, is_chief = Snapshot(), self._strategy.group.is_chief
+        snapshot.state[variables.FROZEN] = self._left_out(in_parts)
         if in_parts:
             variables.capture_parts(self._functions.variables(), snapshot, is_chief)
         if not is_chief:
@@ -104,7 +108,7 @@ class TrainingState:
         if not in_parts:
             variables.capture(self._functions.variables(), snapshot)
         current = self._handlers.of_epoch(progress.epoch)
-        snapshot.state = {
+        snapshot.state |= {
             "progress": asdict(progress),
             "callbacks": callback_state.states(self._callbacks),
             "data": [h.state(progress.step if h is current else 0) for h in self._all_handlers()],
@@ -112,6 +116,18 @@ class TrainingState:
             export.MODEL: self._architecture,
         }
         return snapshot
+
+    def _left_out(self, in_parts: bool) -> dict[str, int]:
+        """Returns the checksums of the weights that were frozen from the beginning, by name."""
+        if self._saves_frozen:
+            return {}
+        frozen = variables.named_frozen(self._functions.variables(), self._model)
+        if not self._frozen:
+            group = self._strategy.group if in_parts else None
+            self._frozen = variables.checksums(frozen, group)
+        # Those that were trained in the meantime are saved from now on.
+        self._frozen = {name: n for name, n in self._frozen.items() if name in frozen}
+        return self._frozen
 
     def restore_variables(self, saved: Snapshot, where: str, within_epoch: bool) -> None:
         """Restores the model and its optimizers.
@@ -125,7 +141,12 @@ class TrainingState:
             ConfigurationError: The state is from another model.
         """
         with self._strategy.variables.collective_section():
-            variables.restore(self._functions.variables(), saved, where, within_epoch)
+            groups = self._functions.variables()
+            if saved.state.get(variables.FROZEN) and not self._frozen:
+                frozen = variables.named_frozen(groups, self._model)
+                self._frozen = variables.checksums(frozen, self._strategy.group)
+                variables.check_frozen(self._frozen, saved, where)
+            variables.restore(groups, saved, where, within_epoch)
         waiting, accumulation = saved.state["waiting gradients"], self._functions.accumulation
         if waiting and accumulation is not None:
             variables.restore_gradient_sums(self._strategy, accumulation.waiting, waiting)

@@ -149,6 +149,7 @@ def make_checkpoints(
         keep=config.keep,
         keep_best=config.keep_best,
         resume=config.resume,
+        frozen=config.checkpoint_frozen,
         on_error=config.checkpoint_errors,
         configuration=config.model_dump(mode="json"),
         before_upload=before_upload,
