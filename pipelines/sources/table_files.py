@@ -282,7 +282,10 @@ def _check_repeated_header(table: Any, file: AnyPath) -> None:
 
 
 def _flat(table: Any) -> Any:
-    """Replaces images, which are structs, by their bytes, and other structs by their fields."""
+    """Replaces images, which are structs, by their bytes, and other structs by their fields.
+
+    Those of a list of structs, as the messages of a conversation, become lists.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -292,6 +295,14 @@ def _flat(table: Any) -> Any:
     metadata = table.schema.metadata
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
+    for name, kind in zip(table.column_names, table.schema.types, strict=True):
+        if "list" in str(kind) and pa.types.is_struct(getattr(kind, "value_type", kind)):
+            rows = pa.concat_arrays(table[name].chunks)
+            table = table.drop_columns([name])
+            for field in kind.value_type:
+                values = pc.struct_field(rows.values, field.name)
+                lists = type(rows).from_arrays(rows.offsets, values)
+                table = table.append_column(f"{name}.{field.name}", lists)
     return table.replace_schema_metadata(metadata)
 
 

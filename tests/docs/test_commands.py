@@ -148,6 +148,23 @@ def test_command_runs(shown: Command, tmp_path: Path) -> None:
     assert done.returncode in allowed, done.stdout[-2000:] + done.stderr[-2000:]
 
 
+@pytest.mark.long
+@pytest.mark.processes
+def test_language_models_are_fine_tuned(tmp_path: Path) -> None:
+    pytest.importorskip("keras_hub")
+    pytest.importorskip("safetensors")
+    said = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 20)
+    shown = [one for one in ALL if one.page == "docs/finetune.md"]
+    assert len(shown) == 4
+    small = ["--set=preset=tiny", "--set=length=32", "--batch-size=4", "--limit-steps=2"]
+    for number, one in enumerate(shown):
+        where = ["--devices=2", "--epochs=1", f"--run-dir={number}"]
+        python("-m", one.module, *one.arguments, *small, *where, cwd=tmp_path)
+    written = {path.name for path in (tmp_path / "3").iterdir()}
+    assert written >= {"samples.png", "adapter.lora.h5", "preset", "safetensors", "curves.png"}
+
+
 PAGE = "docs/s3.md"
 
 

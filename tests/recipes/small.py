@@ -15,6 +15,7 @@ SMALL: dict[str, list[str]] = {
     ],
     "xception_cats": ["--data=small", *_CNN, "--set=image_size=16", "--set=frozen_epochs=1"],
     "gpt_text": ["--data=small", "--set=size=tiny", "--set=length=8", "--batch-size=6"],
+    "finetune": ["--data=small", "--set=length=16", "--batch-size=6"],
     "mnist_autoencoder": ["--data=small", "--set=filters=[2, 2]", "--batch-size=6"],
     "vit_small": [
         "--data=small", "--set=size=micro", "--set=patch=8", "--set=image_size=16",

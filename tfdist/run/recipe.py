@@ -10,6 +10,7 @@ three functions that take the resolved configuration. It may have more:
 - `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
 - `report(config, model, folder)`, which writes pictures of the trained model into the run folder
   and returns their names. Called on the chief with the saved model, loaded by plain Keras.
+- `prepare(model)`, which makes a saved model, as plain Keras loads it, take the recipe's data.
 - `SMOKE`, overrides of fields that make the run small, for `--smoke`.
 """
 
@@ -191,6 +192,13 @@ def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
     return list(make(config) or ()) if make else []
 
 
+def prepare(recipe: Recipe, model: Any) -> None:
+    """Calls the recipe's `prepare` function with a loaded model, if it has one."""
+    make = getattr(recipe, "prepare", None)
+    if make:
+        make(model)
+
+
 def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> list[str]:
     """Calls the recipe's `report` function with a trained model, if it has one.
 
@@ -316,6 +324,8 @@ def _check(module: ModuleType) -> None:
     }
     if hasattr(module, "callbacks"):
         expected["callbacks"] = ["config"]
+    if hasattr(module, "prepare"):
+        expected["prepare"] = ["model"]
     if hasattr(module, "report"):
         expected["report"] = ["config", "model", "folder"]
     for name, arguments in expected.items():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Collection, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,17 +37,49 @@ _READ_BY_EVALUATE = (
 
 
 class Format(NamedTuple):
-    """An export format: Keras's name for it, its file in the run folder, and required modules."""
+    """An export format: Keras's name for it, its file in the run folder, and required modules.
+
+    Those of KerasHub have the name of the method that writes them, of a task or of its backbone.
+    """
 
     name: str
     file: str
     modules: tuple[str, ...] = ()
+    of: Callable[[Any], Any] | None = None
+
+    def write(self, model: Any, path: Path) -> None:
+        """Writes a model to a path.
+
+        Raises:
+            TypeError: The model's class cannot.
+        """
+        if self.of is None:
+            model(_zeros_for(model))  # Exporters need a model that has been called.
+            model.export(path, format=self.name, verbose=False)
+            return
+        part = self.of(model)
+        if not hasattr(part, self.name):
+            raise TypeError(f"{type(model).__name__} is no task of KerasHub")
+        getattr(part, self.name)(str(path))
 
 
+def _task(model: Any) -> Any:
+    return model
+
+
+def _backbone(model: Any) -> Any:
+    return getattr(model, "backbone", None)
+
+
+#: The weights of LoRA alone. A saved model has them merged into its kernels.
+ADAPTER = "adapter"
 FORMATS = {
     "saved_model": Format("tf_saved_model", "saved_model"),
     "onnx": Format("onnx", "model.onnx", ("onnx", "tf2onnx")),
     "tflite": Format("litert", "model.tflite", ("tensorflow.lite",)),
+    "preset": Format("save_to_preset", "preset", ("keras_hub",), _task),
+    "safetensors": Format("export_to_transformers", "safetensors", ("safetensors",), _task),
+    ADAPTER: Format("save_lora_weights", "adapter.lora.h5", ("keras_hub",), _backbone),
 }
 
 
@@ -90,7 +123,12 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     checkpoint = None if is_file else checkpoints_of(path)[0]
     strategy = from_config.make_strategy(config)
     data, validation = from_config.make_data(config, workload, strategy)
-    build = functools.partial(load, path)
+
+    def build() -> keras.Model:
+        model = load(path)
+        recipe.prepare(workload, model)
+        return model
+
     if checkpoint:
         num_steps = recipe.num_steps(data)
         build = functools.partial(_from_checkpoint, checkpoint, workload, config, num_steps)
@@ -148,6 +186,18 @@ def load(file: str) -> keras.Model:
     return model
 
 
+def load_uncompiled(file: Path) -> keras.Model:
+    """Returns a saved model without its compilation.
+
+    Tasks of KerasHub compile themselves, with an optimizer that has none of the saved state.
+    """
+    import keras
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+        return keras.saving.load_model(file, compile=False)
+
+
 def check_exporters(names: Sequence[str]) -> None:
     """Checks before a training that the exporters are installed.
 
@@ -162,12 +212,13 @@ def check_exporters(names: Sequence[str]) -> None:
             )
 
 
-def export(names: Sequence[str], model: Path) -> dict[str, str]:
+def export(names: Sequence[str], model: Path, trained: keras.Model | None = None) -> dict[str, str]:
     """Exports a saved model for inference, to the folder of its file.
 
     Args:
         names: Names of `FORMATS`.
         model: The `.keras` file to read.
+        trained: The model of the trainer, from which `ADAPTER` is written.
 
     Returns:
         The written files by the name of the format.
@@ -175,15 +226,12 @@ def export(names: Sequence[str], model: Path) -> dict[str, str]:
     Raises:
         TfdistError: A format cannot represent a layer, or the disk is full.
     """
-    import keras
-
     written = {}
     for name in names:
         target = FORMATS[name]
         try:
-            loaded = keras.saving.load_model(model, compile=False)
-            loaded(_zeros_for(loaded))  # Exporters need a model that has been called.
-            loaded.export(model.parent / target.file, format=target.name, verbose=False)
+            source = trained if name == ADAPTER else load_uncompiled(model)
+            target.write(source, model.parent / target.file)
         except Exception as error:  # Keras, a converter and the file system each raise their own.
             problem = full_disk_message(error) or summary(error)
             raise TfdistError(f"--export {name}: {problem}\n{model} is saved.") from error

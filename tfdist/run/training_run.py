@@ -251,7 +251,7 @@ class TrainingRun:
             if self._talks:
                 reports.print_profile(one, exchanged)
         if self._strategy.group.is_chief:
-            saved_model.export(self._config.export, self._folder.model)
+            saved_model.export(self._config.export, self._folder.model, self._trainer.model)
             with self._noting_full_disk(ending):
                 self._report()
             self._raise_if_full(ending, saved)
@@ -261,7 +261,7 @@ class TrainingRun:
         """Calls the recipe's `report` with the saved model, if the recipe defines it."""
         if not hasattr(self._recipe, "report"):
             return
-        model = keras.saving.load_model(self._folder.model, compile=False)
+        model = saved_model.load_uncompiled(self._folder.model)
         files = recipe.report(self._recipe, self._config, model, self._folder.path)
         if self._talks and files:
             print(f"Pictures in {self._folder.location}: {', '.join(files)}")

@@ -274,6 +274,26 @@ def test_image_table_of_hugging_face(tmp_path: Path) -> None:
     assert bytes(example["image"]).startswith(b"\xff\xd8")  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_conversations_become_lists(suffix: str, tmp_path: Path) -> None:
+    rows = [
+        [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "Yes.", "n": i}]
+        for i in range(3)
+    ]
+    rows[1] *= 2
+    if suffix == "jsonl":
+        lines = [json.dumps({"messages": row}) for row in rows]
+        (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    else:
+        table = pa.table({"messages": rows}).slice(0, 2)
+        kind = pa.large_list(table.schema[0].type.value_type)
+        parquet.write_table(table.cast(pa.schema({"messages": kind})), tmp_path / "a.parquet")
+    source = opened.source(tmp_path, column=("messages.n=ignore",))
+    first, second = list(source.examples([0, 1]))
+    assert first["messages.content"] == ["0?", "Yes."]
+    assert second["messages.role"] == ["user", "assistant"] * 2
+
+
 def test_image_options_need_images(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x\n1\n")
     with pytest.raises(DataError, match="has no images"):
