@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import pytest
 
+from recipes import finetune
+from tfdist.config import TrainConfig
+from tfdist.run import saved_model
 from tfdist.trainer import Trainer
 from tfdist.upstream.keras_layers import separate_segments
 
@@ -108,3 +112,19 @@ def test_segments_of_a_packed_row_do_not_see_each_other(family: str) -> None:
         one = ids[:, part]
         alone = backbone({"token_ids": one, "padding_mask": np.ones_like(one)})
         np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)
+
+
+@pytest.mark.long
+def test_exported_safetensors_compute_the_same_in_transformers(tmp_path: Path) -> None:
+    torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
+    options: dict[str, Any] = {**finetune.DEFAULTS, "set": {"preset": "tiny", "length": 16}}
+    task = finetune.build_model(TrainConfig(**options), None)
+    for weight in task.trainable_variables:
+        weight.assign(weight + 0.05)
+    task.save(tmp_path / "model.keras")
+    saved_model.export(["safetensors"], tmp_path / "model.keras")
+    ids = np.arange(5, 13)[None]
+    expected = task({"token_ids": ids, "padding_mask": np.ones_like(ids)})
+    other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "safetensors")
+    logits = other(torch.tensor(ids)).logits.detach().numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-4)

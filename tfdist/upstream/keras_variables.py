@@ -300,8 +300,8 @@ def divide(
 
 
 @contextmanager
-def on_creation(function: Callable[[keras.Variable], None]) -> Iterator[None]:
-    """Calls a function with each Keras variable that has got its first value, in this block.
+def on_creation(function: Callable[[keras.Variable, tf.Variable], None]) -> Iterator[None]:
+    """Calls a function with each Keras variable that has got its first value, and its storage.
 
     The call follows immediately, before the next variable is created.
     """
@@ -310,7 +310,7 @@ def on_creation(function: Callable[[keras.Variable], None]) -> Iterator[None]:
         def made(variable: keras.Variable, *args: Any, **options: Any) -> None:
             method(variable, *args, **options)
             if variable._value is not None and not isinstance(variable, ShardedVariable):
-                function(variable)
+                function(variable, variable._value)
 
         return made
 

@@ -103,7 +103,8 @@ class ShardedVariables(VariableLayout):
         with keras_variables.on_creation(self._divide_new):
             yield
 
-    def _divide_new(self, variable: keras.Variable) -> None:
+    def _divide_new(self, variable: keras.Variable, whole: tf.Variable) -> None:
+        del whole
         dtype = tf.as_dtype(variable.dtype)
         is_number = dtype.is_floating or dtype.is_integer
         if is_number and variable.shape.num_elements() >= self._smallest:
@@ -335,12 +336,12 @@ class ProcessShards(ShardedVariables):
         if not self.copies_weights:  # a rank that makes another weight compares one alone
             agreement.check_shapes(self._group, self._made * 2)
 
-    def _divide_new(self, variable: keras.Variable) -> None:
+    def _divide_new(self, variable: keras.Variable, whole: tf.Variable) -> None:
         if variable.shape.num_elements() >= self._smallest:
             self._made.append(tf.TensorSpec(variable.shape, variable.dtype))
             agreement.check_shapes(self._group, self._made[-1:])
-            agreement.broadcast(self._group, [variable.value])
-        super()._divide_new(variable)
+            agreement.broadcast(self._group, [whole])
+        super()._divide_new(variable, whole)
 
     def reduce_sharded(
         self, gradients: Mapping[int, Any], variables: Sequence[keras.Variable]
