@@ -78,16 +78,13 @@ def honor_overrides(method: Method) -> Method:
 
 
 def _renew_vocabularies(model: keras.Model) -> None:
-    """Loads lost vocabularies of SentencePiece again.
+    """Loads the vocabularies of SentencePiece again, which may be lost.
 
     tensorflow-text keeps them in a cached kernel, which `keras.utils.set_random_seed` drops.
     """
     for layer in flatten_layers(model):
         if hasattr(layer, "set_proto") and layer.proto is not None:
-            try:
-                layer("")
-            except tf.errors.NotFoundError:
-                layer.set_proto(layer.proto)
+            layer.set_proto(layer.proto)
 
 
 def note_override(trainer: Any, name: str) -> None:

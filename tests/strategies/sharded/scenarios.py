@@ -84,9 +84,9 @@ def bytes_while_loading(strategy: Strategy) -> list[float]:
     """
 
     def deep() -> keras.Model:
-        hidden = inputs = keras.Input((1024,))
-        for _ in range(64):
-            hidden = keras.layers.Dense(1024, use_bias=False)(hidden)
+        hidden = inputs = keras.Input((2048,))
+        for _ in range(20):
+            hidden = keras.layers.Dense(2048, use_bias=False)(hidden)
         model = keras.Model(inputs, hidden)
         for weight in model.weights:
             weight.assign(np.full(weight.shape, strategy.group.rank + 1, "float32"))
