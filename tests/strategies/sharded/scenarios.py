@@ -78,18 +78,18 @@ def use_model_on_rank_0(strategy: Strategy, path: Path) -> np.ndarray:
 
 
 def bytes_while_loading(strategy: Strategy) -> list[float]:
-    """Makes and loads a model; returns its bytes, how far this process grows, and a weight.
+    """Makes a model, and loads a weight; returns its bytes, how far this process grows, and that.
 
     Each rank loads other values, and those of rank 0 count.
     """
 
     def deep() -> keras.Model:
-        hidden = inputs = keras.Input((2048,))
-        for _ in range(20):
-            hidden = keras.layers.Dense(2048, use_bias=False)(hidden)
+        hidden = inputs = keras.Input((1400,))
+        for _ in range(16):
+            hidden = keras.layers.Dense(1400, use_bias=False)(hidden)
         model = keras.Model(inputs, hidden)
-        for weight in model.weights:
-            weight.assign(np.full(weight.shape, strategy.group.rank + 1, "float32"))
+        weight = model.weights[0]
+        weight.assign(np.full(weight.shape, strategy.group.rank + 1, "float32"))
         model.compile("sgd", "mse")
         return model
 
