@@ -68,6 +68,24 @@ def test_rows_of_steps_have_the_numbers_of_each_batch(tmp_path: Path) -> None:
         model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
 
 
+def test_gradient_norm_of_accumulated_gradients_is_that_of_the_last_update(tmp_path: Path) -> None:
+    def accumulating() -> keras.Model:
+        model = build()
+        model.compile(keras.optimizers.SGD(0.01, gradient_accumulation_steps=2), "mse")
+        return model
+
+    trainer = Trainer(accumulating, "mirrored", devices=2, log_every=1)
+    model = build()
+    model.set_weights(trainer.model.get_weights())
+    log = StepLog(tmp_path / "metrics.jsonl", trainer.stats, every=1)
+    trainer.fit(X[:12], Y[:12], batch_size=4, shuffle=False, callbacks=[log], verbose=0)
+    rows = [row for row in rows_of(tmp_path / "metrics.jsonl") if "epoch" not in row]
+    with tf.GradientTape() as tape:  # of two batches of the same size
+        loss = tf.reduce_mean(tf.square(model(X[:8]) - Y[:8]))
+    norm = float(tf.linalg.global_norm(tape.gradient(loss, model.trainable_variables)))
+    assert [row["gradient_norm"] for row in rows] == pytest.approx([0, norm, norm], rel=1e-5)
+
+
 def test_calls_end_at_logged_and_validated_steps(tmp_path: Path) -> None:
     """An evaluation within an epoch does not change what the epoch reports."""
     histories = []

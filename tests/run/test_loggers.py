@@ -6,12 +6,11 @@ import json
 import os
 import random
 import signal
-import struct
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -176,7 +175,9 @@ def test_killed_run_has_each_step_once(num_kills: int, tmp_path: Path) -> None:
     if "wandb" in names:
         folders = list((run / "wandb").glob("offline-run-*"))
         assert {folder.name.rpartition("-")[2] for folder in folders} == {note("wandb")["id"]}
-        assert _steps_of_wandb(folders) == Counter(steps)
+        files = [file for folder in folders for file in folder.glob("run-*.wandb")]
+        counted = Counter(n for file in files for n in loggers.steps_in_wandb_file(file))
+        assert counted == Counter(steps)
 
 
 def _steps_of_tensorboard(folder: Path) -> list[int]:
@@ -184,33 +185,3 @@ def _steps_of_tensorboard(folder: Path) -> list[int]:
 
     events = EventAccumulator(str(folder), size_guidance={"tensors": 0, "scalars": 0}).Reload()
     return [event.step for event in events.Scalars("step_loss")]
-
-
-def _steps_of_wandb(folders: Sequence[Path]) -> Counter[int]:
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    counted = Counter[int]()
-    for folder in folders:
-        (file,) = folder.glob("run-*.wandb")
-        for data in _records(file.read_bytes()):
-            record = Record()
-            record.ParseFromString(data)
-            names = {item.key or item.nested_key[0] for item in record.history.item}
-            if "step_loss" in names:
-                counted[record.history.step.num] += 1
-    return counted
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """Yields the records of a file of W&B, in the format of LevelDB's log with a header."""
-    place, parts = 7, b""
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:  # the end of a block is filled with zeros
-            place += 32768 - place % 32768
-            continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        parts += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # a full record, or the last part of one
-            yield parts
-            parts = b""

@@ -15,10 +15,11 @@ import importlib.util
 import json
 import queue
 import socket
+import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ _CSV_SECONDS = 10.0
 
 #: The step of a row, and its kind. The rows of a run are in the order of their keys.
 Key = tuple[int, int]
+_LAST_KIND = 2
 
 
 def check(names: Sequence[str]) -> None:
@@ -96,7 +98,7 @@ class FollowedLog(StepLog):
 def _key(row: Row) -> Key:
     """Returns the place of a row: after a step may follow its validation, and the epoch's end."""
     is_validation = any(name.startswith("val_") for name in row)
-    return row["step"], 2 if "epoch" in row else int(is_validation)
+    return row["step"], _LAST_KIND if "epoch" in row else int(is_validation)
 
 
 class Follower(threading.Thread):
@@ -106,7 +108,8 @@ class Follower(threading.Thread):
         logger: Name of the logger.
         tracker: Has three methods, which run in this thread and may raise anything: `open(run_id)`
             continues the run with this ID, or begins one if it is empty, and returns its ID;
-            `log(rows)` returns when it has received them; `close()` ends the run.
+            `log(rows)` returns when it has received them; `close()` ends the run. A logger that may
+            lose rows afterwards has `last_step()`, which returns the last step that it has.
         folder: The run folder, with the rows before the first one.
 
     Attributes:
@@ -140,6 +143,8 @@ class Follower(threading.Thread):
         try:
             first = self._rows.get()
             self.run_id = self._tracker.open(self.run_id)
+            if hasattr(self._tracker, "last_step"):
+                self._last = min(self._last, (self._tracker.last_step(), _LAST_KIND))
             # Rows that were written before a kill but had not been sent.
             new = [row for row in read_rows(self._folder) if _key(row) < _key(first or row)]
             rows: list[Row | None] = [*new, first]
@@ -266,8 +271,17 @@ class _MLflow:
 
 
 class _WandB:
+    """Its client keeps rows in memory for seconds, which are lost if the process is killed."""
+
     def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
         self._config, self._folder = config, folder
+
+    def last_step(self) -> int:
+        """Returns the last step that has arrived: at the server, or in the files without one."""
+        if not self._run.offline:
+            return int(self._run.starting_step) - 1
+        files = self._folder.path.glob(f"wandb/*-{self._run.id}/*.wandb")
+        return max((step for file in files for step in steps_in_wandb_file(file)), default=-1)
 
     def open(self, run_id: str) -> str:
         import wandb
@@ -287,6 +301,27 @@ class _WandB:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def steps_in_wandb_file(file: Path) -> Iterator[int]:
+    """Yields the step of each row in a file of W&B: LevelDB's log format, after a header."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, begin, parts = file.read_bytes(), 7, b""
+    while begin + 7 <= len(data):
+        if 32768 - begin % 32768 < 7:  # the end of a block is filled with zeros
+            begin += 32768 - begin % 32768
+            continue
+        length, kind = struct.unpack("<HB", data[begin + 4 : begin + 7])
+        begin += 7 + length
+        if begin > len(data):  # the process was killed while it wrote
+            break
+        parts += data[begin - length : begin]
+        if kind in (1, 4):  # a full record, or the last part of one
+            history = Record.FromString(parts).history
+            parts = b""
+            if history.item:
+                yield history.step.num
 
 
 def _tag(row: Row, name: str) -> str:

@@ -116,8 +116,11 @@ class TrainStep:
                         in_order = tf.nest.pack_sequence_as(gradients, unscaled)
                         self.scaling.apply_gradients(in_order, self._trainable)
                         if self._norm is not None:  # of the gradients before they are clipped
-                            norm = global_norm(optimizer, in_order)
-                            self._norm.assign(tf.cast(norm, self._norm.dtype))
+                            norm = tf.cast(global_norm(optimizer, in_order), self._norm.dtype)
+                            if every := optimizer.gradient_accumulation_steps:
+                                # Between two updates, the gradients are zeros.
+                                norm = tf.where(norm > 0, norm / every, self._norm)
+                            self._norm.assign(norm)
 
             # The state first: a layer may have assigned to a weight in its forward pass
             # (SpectralNormalization), and the gradients are those of the new value. As in Keras,
