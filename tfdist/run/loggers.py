@@ -144,7 +144,7 @@ class Follower(threading.Thread):
             first = self._rows.get()
             self.run_id = self._tracker.open(self.run_id)
             if hasattr(self._tracker, "last_step"):
-                self._last = min(self._last, (self._tracker.last_step(), _LAST_KIND))
+                self._last = self._tracker.last_step(), _LAST_KIND
             # Rows that were written before a kill but had not been sent.
             new = [row for row in read_rows(self._folder) if _key(row) < _key(first or row)]
             rows: list[Row | None] = [*new, first]
