@@ -67,7 +67,7 @@ def run(
 
 
 def measure(
-    network: networks.Network,
+    network: networks.Workload,
     batch: int,
     replicas: int,
     num_steps: int,
@@ -131,7 +131,7 @@ def _not_measured(name: str, declared: Declaration) -> str:
 
 def _start(
     name: str,
-    network: networks.Network,
+    network: networks.Workload,
     batch: int,
     replicas: int,
     num_steps: int,

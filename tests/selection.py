@@ -103,7 +103,6 @@ CHECK: dict[str, float] = {
     "tests/pipelines/reading/test_memory.py": 5,
     "tests/pipelines/reading/test_mixture.py::test_sources_keep_their_order_and_resume": 9.6,
     "tests/pipelines/pack/test_ray.py": 15,
-    "tests/tools/plan/test_memory.py::test_grappler_estimate_is_similar": 3,
     "tests/processes/": 270,
     "tests/processes/test_watchdog.py::test_suspending_all_workers_ends_none": 17,
     "tests/processes/test_watchdog.py::test_orderly_exit_of_a_worker_ends_no_other": 8,

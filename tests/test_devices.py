@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests import NUM_CPUS
 from tests.support import gpus
 from tests.support.starting import run
 from tfdist import devices
+from tfdist.callbacks import progress_line
 from tfdist.errors import DeviceError
 
 CPUS = [f"CPU:{i}" for i in range(NUM_CPUS)]
@@ -208,3 +210,37 @@ def test_threads_follow_the_cores_of_the_process(
     monkeypatch.setattr(threading, "set_intra_op_parallelism_threads", calls.append)
     devices._limit_threads()
     assert calls == expected
+
+
+def _nvml_of_two_gpus() -> Any:
+    """Returns the parts of NVIDIA's `pynvml` that are used; GPU 9 has no utilization."""
+
+    def utilization(handle: int) -> Any:
+        if handle == 9:
+            raise OSError
+        return SimpleNamespace(gpu=40 + 20 * handle)
+
+    return SimpleNamespace(
+        NVMLError=OSError,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=lambda uuid: int(uuid[-1]),
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=(handle + 1) * 10**9),
+        nvmlDeviceGetUtilizationRates=utilization,
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "busy"), [(None, [0.4, 0.6]), ("1", [0.6]), ("GPU-1, 0", [0.6, 0.4]), ("9", [])]
+)
+def test_use_of_gpus_is_what_nvml_reports(
+    visible: str | None, busy: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_nvml", _nvml_of_two_gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    used = devices.gpu_use()
+    assert [one.busy for one in used] == busy
+    if visible == "1":
+        assert progress_line.pace(0.01, 100.0, 0.0, used[0]).endswith(" - GPU 60 %, 2 GB")

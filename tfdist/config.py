@@ -150,6 +150,11 @@ class Spread(BaseModel):
     devices: Annotated[int, Field(ge=1)] | list[str] | None = Field(
         None, description="number of devices, or names (GPU:0,GPU:1); default: the strategy's"
     )
+    auto: bool = Field(
+        False,
+        description="choose strategy, accumulation, remat and offload for the devices of this "
+        "host, as tfdist plan auto does",
+    )
     mesh: str | None = Field(
         None,
         description="axes and sizes of a device mesh, like data=2,pipeline=2: data is the number "
@@ -375,6 +380,9 @@ class Outcome(BaseModel):
         None,
         description="evaluate a saved .keras model, or the newest checkpoint of a folder, instead "
         "of training",
+    )
+    show_weights: bool = Field(
+        False, description="print each weight at the start, with dtype, shape, devices and bytes"
     )
     profile: bool = Field(False, description="profile some steps and print where time is spent")
     log_every: Literal["auto", "epoch"] | PositiveInt = Field(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -50,6 +52,57 @@ def configure(num_devices: int = DEFAULT_CPU_REPLICAS) -> list[str]:
     if not gpus:
         _split_cpu(num_devices)
     return available()
+
+
+class GpuUse(NamedTuple):
+    """What NVML reports of a GPU.
+
+    Attributes:
+        busy: Fraction of the last second, 0 to 1, in which a kernel ran.
+        memory: Bytes in use, by all processes.
+    """
+
+    busy: float
+    memory: int
+
+
+def gpu_use() -> list[GpuUse]:
+    """Returns the use of each GPU of this process; empty without GPUs or NVML (`nvidia-ml-py`).
+
+    Example:
+        >>> tfdist.devices.gpu_use()  # on a host without GPUs
+        []
+    """
+    if (nvml := _nvml()) is None:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(n) for n in range(nvml.nvmlDeviceGetCount())]
+
+    def use(name: str) -> GpuUse:
+        by_index = name.isdigit()
+        by = nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID
+        handle = by(int(name) if by_index else name)
+        busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        return GpuUse(busy, int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
+
+    try:
+        return [use(name.strip()) for name in names]
+    except nvml.NVMLError:  # such as a GPU instance (MIG), which has no utilization
+        return []
+
+
+@functools.cache
+def _nvml() -> Any:
+    """Returns NVIDIA's module `pynvml`, or None without it or its driver."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
 
 
 def rounds_float32() -> bool:

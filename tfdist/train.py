@@ -51,6 +51,10 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     from tfdist.run.training_run import TrainingRun  # imported here to keep `--help` fast
 
+    if config.auto:
+        from tfdist.tools.plan import auto
+
+        config = auto.applied(config)
     with closing(TrainingRun(config)) as run:
         run.finish(run.fit())
         return run.history

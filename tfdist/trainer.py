@@ -13,8 +13,9 @@ import keras
 from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
+from tfdist.cluster.remote import connection
 from tfdist.cluster.watchdog.watchdog import Watchdog
-from tfdist.console import streams
+from tfdist.console import sizes, streams
 from tfdist.errors import ConfigurationError
 from tfdist.loops import interrupts, model_methods
 from tfdist.loops.callbacks import create_callback_list
@@ -33,6 +34,7 @@ from tfdist.loops.observers import OnNan, RunContext
 from tfdist.loops.rank_checks import CheckRanks
 from tfdist.loops.self_check import SelfCheck, Verify, checked_mode
 from tfdist.loops.training_state import TrainingState
+from tfdist.memory import DeviceMemory, StepPlanner, zeros
 from tfdist.model_setup import build, create
 from tfdist.patches import remat as remat_of_layers
 from tfdist.precision import LossScale
@@ -41,6 +43,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
 from tfdist.strategies.feed import UnevenData
 from tfdist.strategies.inner_loop import Logs
+from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.upstream import features, input_data, keras_training
 from tfdist.upstream.keras_model import overrides
 
@@ -210,6 +213,7 @@ class Trainer:
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random,
             gradient_norm=log_every is not None,
         )  # fmt: skip
+        self._options = options
         functions = CompiledFunctions(self.model, strategy, options)
         is_rebuilt = isinstance(build_model, keras.Model)
         self._exactness = ExactnessReport(self.model, strategy, options, is_rebuilt)
@@ -411,6 +415,51 @@ class Trainer:
         return "\n".join(lines)
 
     @on_all_workers
+    def plan(
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+    ) -> list[DeviceMemory]:
+        """Predicts the memory of a training step on each device, without running one.
+
+        Example:
+            >>> trainer = tfdist.Trainer(build_model, devices=2)
+            >>> for device in trainer.plan(x, y, batch_size=64):
+            ...     print(device.role, device.total < 1_000_000)
+            device 1 True
+            device 2 True
+
+        Args:
+            x: As in `fit`; only the shapes and dtypes matter.
+            y: As in `fit`.
+            batch_size: Size of the global batch; None: that of the data.
+            sample_weight: As in `fit`.
+
+        Returns:
+            The bytes of weights, gradients, optimizer state and activations of each device.
+
+        Raises:
+            ConfigurationError: The data has an unknown size, or there are several processes.
+            UnsupportedModelError: The memory of the model cannot be predicted.
+        """
+        if self.strategy.group.size > 1:
+            raise ConfigurationError(
+                "plan predicts the devices of one process, but this is one of "
+                f"{self.strategy.group.size}. Run tfdist plan memory for several processes."
+            )
+        build.check_trainable(self.model)
+        options = {"y": y, "sample_weight": sample_weight, "batch_size": batch_size}
+        data = DataHandler(self.strategy, x, shuffle=False, **options)
+        spec = data.element_spec
+        rows = batch_size or data.batch_size or keras.tree.flatten(spec)[0].shape[0]
+        if rows is None:
+            raise ConfigurationError("The batch size of the data is unknown. Pass batch_size.")
+        batch = functools.partial(zeros, spec)
+        return StepPlanner(self.model, self.strategy, self._options, batch).devices(rows)
+
+    @on_all_workers
     def save(self, path: str | os.PathLike[str]) -> None:
         """Saves the model on rank 0, and returns on every rank when the file is complete.
 
@@ -459,24 +508,45 @@ class Trainer:
         """
         self.strategy.group.barrier()
 
-    def describe(self) -> dict[str, str]:
+    def describe(self, weights: bool = False) -> dict[str, str]:
         """Returns the rows of the start-up table. After this call, `fit` prints no warning.
 
         Example:
             >>> trainer = tfdist.Trainer(build_model, devices=2, accumulate=4)
             >>> trainer.describe()["accumulation"]
             '4 rounds'
+            >>> for path, where in trainer.describe(weights=True).items():
+            ...     if path.endswith("kernel"):
+            ...         print(where)
+            ...         break
+            float32 (64, 32), 8.19 kB on CPU:0, 8.19 kB on CPU:1
+
+        Args:
+            weights: Whether to add a row for each weight that exists: its dtype, its shape, and the
+                bytes of its copy or shard on each device.
         """
-        return self.strategy.describe() | {
-            "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
-            "precision": self.model.dtype_policy.name,
-            "XLA": "forward and backward pass" if self.model.jit_compile else "no",
-            "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
-            "remat": self.remat,
-            "not exact": self._exactness.reported(),
-            "versions": features.tested(),
-            "verified": self._self_check.status,
+        of_weights = {
+            variable.path: f"{variable.dtype} {tuple(variable.shape)}, "
+            + ", ".join(
+                f"{sizes.format_bytes(num_bytes)} on {connection.short(device)}"
+                for device, num_bytes in bytes_by_device([variable]).items()
+            )
+            for variable in (self.model.variables if weights else ())
         }
+        return (
+            self.strategy.describe()
+            | of_weights
+            | {
+                "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
+                "precision": self.model.dtype_policy.name,
+                "XLA": "forward and backward pass" if self.model.jit_compile else "no",
+                "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
+                "remat": self.remat,
+                "not exact": self._exactness.reported(),
+                "versions": features.tested(),
+                "verified": self._self_check.status,
+            }
+        )
 
     def _checkpointing(
         self,

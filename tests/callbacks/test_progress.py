@@ -12,7 +12,9 @@ import pytest
 from tfdist.callbacks import progress, progress_line
 from tfdist.callbacks.progress import ProgressBar
 
-STATS = SimpleNamespace(examples_per_second=7843.2, seconds_per_step=0.008, data_wait_share=0.12)
+STATS = SimpleNamespace(
+    examples_per_second=7843.2, seconds_per_step=0.008, data_wait_share=0.12, gpu_use=None
+)
 ROWS = np.ones((20, 2), "float32")
 
 

@@ -15,7 +15,7 @@ from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.run import reports
 
-STATS = SimpleNamespace(examples_per_second=1234.4, data_wait_share=0.125)
+STATS = SimpleNamespace(examples_per_second=1234.4, data_wait_share=0.125, gpu_use=None)
 BATCHES = tf.data.Dataset.range(100).batch(64)
 
 
@@ -24,7 +24,7 @@ def what_runs(
 ) -> dict[str, str]:
     trainer: Any = SimpleNamespace(
         strategy=SimpleNamespace(num_replicas=3),
-        describe=lambda: {"strategy": "mirrored"},
+        describe=lambda weights: {"strategy": "mirrored"},
         model=SimpleNamespace(optimizer=keras.optimizers.get(optimizer)),
     )
     return reports.what_runs(trainer, config, data, unread)

@@ -129,8 +129,9 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         stats = self._stats
         if self._trains and stats.examples_per_second:  # excludes the time of compilation
             pace = progress_line.pace(
-                stats.seconds_per_step, stats.examples_per_second, stats.data_wait_share
-            )
+                stats.seconds_per_step, stats.examples_per_second, stats.data_wait_share,
+                stats.gpu_use,
+            )  # fmt: skip
         else:
             pace = progress_line.pace(seconds / max(self.seen, 1), 0.0, 0.0)
         return self.seen, self.target, seconds, pace, dict(logs or {})

@@ -10,6 +10,9 @@ from datetime import timedelta
 
 import numpy as np
 
+from tfdist.console import sizes
+from tfdist.devices import GpuUse
+
 _BAR = 20
 
 
@@ -50,11 +53,21 @@ def redraw(line: str, length_before: int) -> int:
     return len(shown)
 
 
-def pace(seconds_per_step: float, rows_per_second: float, data_wait_share: float) -> str:
-    """Returns `8ms/step - 7.8k rows/s - waiting for data 12 %`; without rows, the first part."""
+def pace(
+    seconds_per_step: float,
+    rows_per_second: float,
+    data_wait_share: float,
+    gpu_use: GpuUse | None = None,
+) -> str:
+    """Returns `8ms/step - 7.8k rows/s - waiting for data 12 %`; without rows, the first part.
+
+    With the use of GPUs, ` - GPU 87 %, 10.2 GB` follows.
+    """
     parts = [_duration(seconds_per_step)]
     if rows_per_second:
         parts += [f"{short(rows_per_second)} rows/s", f"waiting for data {data_wait_share:.0%}"]
+    if gpu_use:
+        parts.append(f"GPU {gpu_use.busy:.0%}, {sizes.format_bytes(gpu_use.memory)}")
     return " - ".join(parts).replace("%", " %")
 
 

@@ -62,7 +62,8 @@ class StepLog(keras.callbacks.Callback):
     steps so far, `seconds` since the start of training, and Keras's logs, which are means over the
     epoch so far. The row of a step also has `step_loss`, the mean loss since the previous row,
     `learning_rate`, `peak_memory` of the first device in bytes, and throughput since the previous
-    row. NaN and infinite values are null, because JSON cannot represent them.
+    row; with NVML also `gpu_utilization` (mean of the epoch, 0 to 1) and `gpu_memory` in bytes.
+    NaN and infinite values are null, because JSON cannot represent them.
 
     Rows are taken from the calls of the inner loop, so that no step waits for a log. A line that
     cannot be written is kept, and written together with the next one.
@@ -180,6 +181,8 @@ class StepLog(keras.callbacks.Callback):
         row["learning_rate"] = _learning_rate(self.model)
         if rows and "loss" in logs and self._has_mean_loss:
             row["step_loss"] = self._loss.update(float(logs["loss"]))
+        if use := self._stats.gpu_use:
+            row |= {"gpu_utilization": use.busy, "gpu_memory": use.memory}
         return row | {"peak_memory": peak_memory()} | dict(logs)
 
     def _add_validation(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.watchdog.watchdog import Watchdog
+from tfdist.devices import GpuUse, gpu_use
 from tfdist.errors import ConfigurationError, DataError, NonFiniteError
 from tfdist.loops.data_handler import DataHandler, uneven_message
 from tfdist.loops.epoch import Call, Epoch, Observer
@@ -143,6 +145,8 @@ class Throughput(Observer):
         examples_per_second: Rows of global batches per second.
         seconds_per_step: Duration of a step.
         data_wait_share: Fraction of the time, 0 to 1, that devices waited for data.
+        gpu_use: Mean fraction of the time, 0 to 1, that GPUs computed, and the bytes in use of the
+            fullest one; None if NVML does not tell.
         steps_of_epoch: Steps of this epoch so far.
         rows_of_epoch: Rows of their global batches.
         last_call: The last call; None before the first.
@@ -151,7 +155,8 @@ class Throughput(Observer):
     def __init__(self) -> None:
         self.examples_per_second = self.seconds_per_step = self.data_wait_share = 0.0
         self.last_call: Call | None = None
-        self._compiled = False
+        self.gpu_use: GpuUse | None = None
+        self._compiled, self._looked_at = False, 0.0
         self._begin()
 
     def begin_epoch(self, epoch: Epoch) -> None:
@@ -160,11 +165,23 @@ class Throughput(Observer):
     def _begin(self) -> None:
         self.steps_of_epoch, self.rows_of_epoch = 0, 0
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
+        self._busy: list[float] = []
+
+    def _look_at_gpus(self) -> None:
+        """Asks NVML, at most once a second, which is the interval of its own means."""
+        now = time.monotonic()
+        if now - self._looked_at >= 1:
+            self._looked_at = now
+            if uses := gpu_use():
+                self._busy += [one.busy for one in uses]
+                mean = sum(self._busy) / len(self._busy)
+                self.gpu_use = GpuUse(mean, max(one.memory for one in uses))
 
     def end_call(self, call: Call) -> None:
         self.last_call = call
         if not call.result.num_rows:  # steps that are left out
             return
+        self._look_at_gpus()
         self.steps_of_epoch += int(call.result.num_steps)
         self.rows_of_epoch += int(call.result.num_rows)
         if not self._compiled:

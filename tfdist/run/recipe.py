@@ -134,7 +134,7 @@ def find(name: str) -> Recipe:
             has one that cannot be called as it is there.
     """
     if name.endswith(".py"):
-        module = _from_file(Path(name))
+        module = module_of_file(Path(name))
         _check(module)
         return cast(Recipe, module)
     path = name if "." in name else f"{PACKAGE}.{name}"
@@ -154,7 +154,7 @@ def find(name: str) -> Recipe:
     return cast(Recipe, module)
 
 
-def _from_file(path: Path) -> ModuleType:
+def module_of_file(path: Path) -> ModuleType:
     """Runs a file as a module of its name; it finds modules of its folder, as a script does."""
     path, name = path.resolve(), path.stem
     known = importlib.util.find_spec(name)

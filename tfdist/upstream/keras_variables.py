@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.composite_tensor_gradient import CompositeTensorGradient
+from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import plain_name, value_in_scope
@@ -374,3 +375,27 @@ def unite(variable: ShardedVariable, device: str) -> None:
         share_identity(variable._value, variable.parts[0])
     variable.__class__ = keras.Variable
     del variable.parts, variable.division
+
+
+#: Smaller variables get values: counters, seeds and learning rates, which Python reads.
+_SMALL = 4096
+
+
+def weights_as_shapes() -> AbstractContextManager[None]:
+    """In the block, large variables have a shape and a dtype, but neither values nor memory.
+
+    Functions that read them can be traced, and not run.
+    """
+
+    def create(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        initial = options["initial_value"]
+        if not callable(initial):
+            return next_creator(**options)
+        with tf.Graph().as_default():
+            value = tf.convert_to_tensor(initial())
+        if (value.shape.num_elements() or 0) * value.dtype.size < _SMALL:
+            return next_creator(**options)
+        kept = {name: options.get(name) for name in ("name", "trainable", "aggregation")}
+        return UninitializedVariable(shape=value.shape, dtype=value.dtype, **kept)
+
+    return tf.variable_creator_scope(create)

@@ -10,15 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2, device_properties_pb2, rewriter_config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import record
 from tensorflow.python.eager.context import FunctionCallOptions, context
 from tensorflow.python.eager.polymorphic_function import attributes
 from tensorflow.python.framework import auto_control_deps, func_graph, op_def_registry, tensor_util
 from tensorflow.python.framework.func_graph import FuncGraph, dismantle_func_graph
 from tensorflow.python.framework.ops import gradient_registry
-from tensorflow.python.grappler import cluster as grappler_cluster
-from tensorflow.python.grappler import item as grappler_item
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
@@ -383,29 +381,3 @@ def forget_gradients(graph: tf.Graph) -> None:
                 name = operation.get_attr("_gradient_op_type").decode()
                 if name.startswith("CustomGradient-"):  # Registered for one call.
                     gradient_registry._registry.pop(name, None)
-
-
-def peak_memory(graph: tf.Graph) -> int:
-    """Returns the peak memory of a function's graph, in bytes, on one device.
-
-    `cluster.Cluster.DeterminePeakMemoryUsage` and `item.Item` have no public counterpart.
-
-    Args:
-        graph: The graph of a function without further calls; its shapes are known.
-    """
-    definition = graph.as_graph_def()
-    for node in definition.node:
-        node.attr.pop("_class", None)  # colocation with variables outside of the graph
-    with tf.Graph().as_default() as plain:
-        tf.graph_util.import_graph_def(definition, name="")
-        for tensor in graph.outputs:
-            if tensor.dtype not in (tf.resource, tf.variant):
-                # Grappler keeps what these need.
-                plain.add_to_collection("train_op", plain.get_tensor_by_name(tensor.name))
-        meta_graph = tf.compat.v1.train.export_meta_graph(graph=plain)
-    properties = device_properties_pb2.DeviceProperties(type="CPU", num_cores=1, frequency=1000)
-    device = device_properties_pb2.NamedDevice(name="/device:CPU:0", properties=properties)
-    usage = grappler_cluster.Cluster(devices=[device]).DeterminePeakMemoryUsage(
-        grappler_item.Item(meta_graph)
-    )
-    return max(num_bytes for num_bytes, _ in usage.values())

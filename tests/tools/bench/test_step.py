@@ -49,6 +49,17 @@ def test_invalid_flag_prints_two_lines(arguments: list[str], message: str, tmp_p
     assert len(done.stderr.splitlines()) == 2
 
 
+def test_device_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, chart = tmp_path / "device.json", tmp_path / "device.png"
+    files = ["--json", str(results), "--chart", str(chart)]
+    assert main(["device", "--smoke", "--rounds", "1", *files]) == 0
+    assert "There is no GPU: only the CPU is measured." in capsys.readouterr().out
+    rows = json.loads(results.read_text())["results"]
+    assert {row["what"] for row in rows} >= {"addition", "convolution 3x3", "matrix product"}
+    assert all(row["rate"] > 0 for row in rows)
+    assert chart.exists()
+
+
 @pytest.mark.parametrize("model", ["mlp", pytest.param("resnet", marks=pytest.mark.long)])
 def test_smoke_measures_every_contender(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tfdist.config import TrainConfig
 from tfdist.console import sizes
+from tfdist.errors import ConfigurationError
+from tfdist.memory import graph, liveness
+from tfdist.memory.graph import Operation
+from tfdist.memory.liveness import Allocator
 from tfdist.tools.plan import __main__ as plan
-from tfdist.tools.plan import graph, liveness, step_graph
+from tfdist.tools.plan import auto
 from tfdist.tools.plan.devices import ReplicaPlanner, ReplicatedStep
-from tfdist.tools.plan.graph import Operation
-from tfdist.tools.plan.liveness import Allocator
 from tfdist.tools.plan.network import Network
+from tfdist.tools.plan.programs import Program
 
 KB = 1 << 10
 
@@ -146,13 +150,56 @@ def test_activations_of_a_pipeline_follow_its_order(tmp_path: Path) -> None:
     assert results["gpipe"] > 4 * 8000 * 2 * 128
 
 
-def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> None:
-    network = Network("cnn", (16, 16, 3), 10)
-    (planned,) = ReplicaPlanner(ReplicatedStep(network), "one_device", 1).devices(64)
-    assert 0.67 < step_graph.grappler_estimate(network, 64) / planned.total < 1.5
-    line = ["memory", "--model", "mlp", "--input", "64", "--batch-size", "8", "--grappler"]
-    assert plan.main(line) == 0
-    assert "Grappler's estimate for one device with a batch of 8: " in capsys.readouterr().out
+_FILE = """
+import keras
+
+def build_model():
+    layers = [keras.Input((None, 8)), keras.layers.Dense(16), keras.layers.LSTM(4)]
+    model = keras.Sequential([*layers, keras.layers.Dense(3, "softmax")])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+"""
+
+
+def test_own_models_are_planned_as_shapes(tmp_path: Path) -> None:
+    """A Python file, its saved model, a recipe, and a model larger than any host."""
+    file = tmp_path / "planned_model.py"
+    file.write_text(_FILE)
+    of_file = Program(str(file), sizes=(50,))
+    of_file.build().save(tmp_path / "model.keras")
+    weights = 4 * (8 * 16 + 16 + 4 * 4 * (16 + 4 + 1) + 5 * 3)
+    for program in (of_file, Program(str(tmp_path / "model.keras"), sizes=(50,))):
+        x, y = program.batch(2)
+        assert (x.shape, y.shape, y.dtype) == ((2, 50, 8), (2,), "int64")
+        step = ReplicatedStep(program)
+        assert 0 <= step.weights - weights <= 64  # and a seed
+        # Each iteration of the loop keeps tensors for the backward pass.
+        assert step.peak(1000) > 1000 * 50 * (8 + 16 + 5 * 4) * 4
+    assert ReplicatedStep(Program("digits")).optimizer > 0
+    large = Network("mlp", (100_000,), settings={"units": (400_000, 400_000)})
+    assert ReplicatedStep(large).peak(8) > 3e12
+
+
+def test_auto_prefers_the_fastest_layout_that_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "auto --model mlp --input 1000 --batch 64 --set units=[4000,4000] --hosts 2"
+    assert plan.main([*line.split(), "--cards", "2xA10G"]) == 0
+    roomy = capsys.readouterr().out
+    assert "one_device" in roomy.splitlines()[4]
+    assert plan.main([*line.split(), "--cards", "2x2110MB", "--example-ms", "1"]) == 0
+    tight = capsys.readouterr().out
+    assert "tfdist.strategies.create('sharded'" in tight
+    assert "of a card at least" in tight
+    assert plan.main([*line.split(), "--cards", "2x1900MB", "--example-ms", "1"]) == 1
+    assert "Nothing fits 4 cards of 1.9 GB" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_run_takes_the_layout_that_fits() -> None:
+    """On a host without GPUs, one device; whoever chooses a layout cannot have it chosen."""
+    config = auto.applied(TrainConfig(auto=True, verbose=0))
+    assert (config.strategy, config.accumulate, config.auto) == ("one_device", 1, False)
+    with pytest.raises(ConfigurationError, match="--auto chooses --strategy itself"):
+        auto.applied(TrainConfig(auto=True, strategy="mirrored"))
 
 
 @pytest.mark.parametrize(
@@ -163,6 +210,8 @@ def test_grappler_estimate_is_similar(capsys: pytest.CaptureFixture[str]) -> Non
         ("memory --card many", "--card 'many': expected a size like 24GB"),
         ("memory --card 24", "--card 24: not more than --reserve 1800MiB, so nothing is left"),
         ("memory --table a.txt", "a.txt: expected a name that ends with .md or .csv"),
+        ("memory nowhere.keras", "nowhere.keras: expected a .keras file"),
+        ("auto --cards 8xH10", "Did you mean H100?"),
         ("memory --input a,b", "--input a,b: expected numbers like 224,224,3"),
         ("memory --model cnn --input 8", "--model cnn cannot be built with --input 8"),
         ("memory --model mlp --set dept=3", "got an unexpected keyword argument 'dept'"),

@@ -12,6 +12,7 @@ from tfdist.tools.bench import harness
 COMMANDS = {
     "all": "tfdist.tools.bench.run_all",
     "allreduce": "tfdist.tools.bench.allreduce",
+    "device": "tfdist.tools.bench.device",
     "input": "tfdist.tools.bench.input",
     "scaling": "tfdist.tools.bench.scaling",
     "step": "tfdist.tools.bench.step",

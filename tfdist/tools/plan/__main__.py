@@ -1,4 +1,4 @@
-"""`tfdist plan NAME`: predicts memory or scaling, one subcommand each."""
+"""`tfdist plan NAME`: predicts memory or scaling, or chooses a layout; one subcommand each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from tfdist.console import command
 
 #: The module of each subcommand: it adds the flags (`add_arguments`) and runs (`run`). Importing it
 #: does not import TensorFlow.
-COMMANDS = {"memory": "tfdist.tools.plan.memory", "scaling": "tfdist.tools.plan.scaling"}
+COMMANDS = {
+    "memory": "tfdist.tools.plan.memory",
+    "scaling": "tfdist.tools.plan.scaling",
+    "auto": "tfdist.tools.plan.auto",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lambda: command.run_one_of(
             COMMANDS,
             "tfdist plan",
-            "Predicts the memory and the scaling of a training run.",
+            "Predicts the memory and the scaling of a training run, and chooses its layout.",
             arguments,
         )
     )

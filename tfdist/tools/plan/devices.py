@@ -2,108 +2,79 @@
 
 from __future__ import annotations
 
-import abc
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import keras
+from typing import Any
 
 from tfdist import devices, strategies
+from tfdist.memory import (
+    DeviceMemory,
+    Planner,
+    StepGraph,
+    StepPlanner,
+    liveness,
+    optimizer_state,
+)
+from tfdist.model_setup import create
+from tfdist.replica.replica import StepOptions
 from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.sharded.plan import num_bytes, tensors_of
-from tfdist.tools.plan import graph, liveness, step_graph
-from tfdist.tools.plan.network import Network
-from tfdist.tools.plan.step_graph import StepGraph
-from tfdist.upstream.keras_optimizers import optimizers_of
-
-#: The host, whose memory is not predicted. The devices of a split model are CPU:1, CPU:2, ...
-_HOST = "CPU:0"
-
-
-class DeviceMemory(NamedTuple):
-    """The memory of one device at the peak of a step, in bytes.
-
-    Attributes:
-        role: Description of the device.
-        weights: Variables of the model, or the replica's copy of them.
-        gradients: Gradients of the trainable variables, of all replicas that are summed on this
-            device.
-        optimizer: Variables of the optimizer.
-        activations: Everything else: tensors of the forward pass, the backward pass and the update,
-            and the overhead of the allocator.
-    """
-
-    role: str
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """Total bytes."""
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
-class Planner(abc.ABC):
-    """Predicts the memory of the devices of one strategy.
-
-    Attributes:
-        unit: `largest_batch` tries multiples of this batch size.
-    """
-
-    unit: int
-
-    @abc.abstractmethod
-    def devices(self, batch: int) -> list[DeviceMemory]:
-        """Returns the memory of each kind of device for a global batch, replicas first."""
-
-    def largest_batch(self, capacity: int) -> int:
-        """Returns the largest global batch that fits devices of `capacity` bytes; 0 for none."""
-        low, high = 0, 1
-        while self._fits(high * self.unit, capacity):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (
-                (middle, high) if self._fits(middle * self.unit, capacity) else (low, middle)
-            )
-        return low * self.unit
-
-    def _fits(self, batch: int, capacity: int) -> bool:
-        return batch < 1 << 30 and all(device.total <= capacity for device in self.devices(batch))
+from tfdist.strategies.sharded.plan import num_bytes
+from tfdist.tools.plan.network import Workload
+from tfdist.upstream.keras_variables import weights_as_shapes
 
 
 class ReplicatedStep:
     """The step of one replica, for all strategies whose replicas have the whole model.
 
+    Its weights are shapes only: a model larger than this machine can be planned.
+
     Args:
-        network: The network to train.
+        workload: What is trained.
+        remat: As for `Trainer`.
 
     Attributes:
         weights: Bytes of the model's variables.
         gradients: Bytes of the gradients.
         optimizer: Bytes of the optimizer's variables.
+        largest_weight: Bytes of the largest variable.
 
     Raises:
-        UnsupportedModelError: The graph depends on the batch size.
+        UnsupportedModelError: The memory of the model cannot be predicted.
     """
 
-    def __init__(self, network: Network) -> None:
-        model, few = step_graph.trace(network, step_graph.FEW_ROWS, OneDevice(1))
-        _, more = step_graph.trace(network, step_graph.MORE_ROWS, OneDevice(1))
-        step_graph.check_same_operations(network, few, more)
-        self._graph = StepGraph(graph.on_one_device(few), graph.on_one_device(more))
-        self._order = graph.execution_order(self._graph.few)
+    def __init__(self, workload: Workload, remat: str = "none") -> None:
+        strategy = OneDevice(1)
+        options = StepOptions(precision=workload.precision, remat=remat)
+        with weights_as_shapes():
+            model = create.create(workload.build, strategy, workload.precision)
+            self._graph = StepGraph(model, strategy, options, workload.batch, one_device=True)
         self._weight_sizes = [num_bytes(variable) for variable in model.variables]
-        self._optimizer_sizes = [num_bytes(variable) for variable in _state(model)]
+        self._optimizer_sizes = [num_bytes(variable) for variable in optimizer_state(model)]
         self.weights, self.optimizer = sum(self._weight_sizes), sum(self._optimizer_sizes)
         self.gradients = sum(map(num_bytes, model.trainable_variables))
+        self.largest_weight = max(self._weight_sizes, default=0)
         self._peaks: dict[tuple[int, bool], int] = {}
 
-    def peak(self, num_rows: int, updates: bool) -> int:
+    def seconds(self, num_rows: int, flops: float, bandwidth: float) -> float:
+        """Returns the compute time of a step by the roofline of each operation.
+
+        Args:
+            num_rows: Rows of the replica.
+            flops: Operations per second of matrix products.
+            bandwidth: Bytes per second of the device's memory.
+        """
+        operations = self._graph.operations(num_rows)
+        moved = 0.0
+        for one in operations.values():
+            if not one.alias and not one.uncounted:
+                read = sum(
+                    operations[name].sizes[i] for name, i in one.inputs if name in operations
+                )
+                moved += max((read + sum(one.sizes)) / bandwidth, one.flops / flops)
+        return moved
+
+    def peak(self, num_rows: int, updates: bool = True) -> int:
         """Returns the peak of a step in bytes.
 
         Args:
@@ -113,15 +84,16 @@ class ReplicatedStep:
         key = num_rows, updates
         if key not in self._peaks:
             variables = self._weight_sizes + (self._optimizer_sizes if updates else [])
-            order = self._order if updates else self._before_update()
+            order = self._graph.order if updates else self._before_update()
             operations = self._graph.operations(num_rows)
             self._peaks[key] = liveness.peaks(operations, order, {"": variables})[""].num_bytes
         return self._peaks[key]
 
     def _before_update(self) -> list[str]:
         """Returns the operations up to the last gradient."""
-        gradients = [i for i, name in enumerate(self._order) if name.startswith("gradient_tape/")]
-        return self._order[: gradients[-1] + 1]
+        order = self._graph.order
+        gradients = [i for i, name in enumerate(order) if name.startswith("gradient_tape/")]
+        return order[: gradients[-1] + 1]
 
 
 class ReplicaPlanner(Planner):
@@ -168,106 +140,39 @@ class ReplicaPlanner(Planner):
         )  # fmt: skip
 
 
-class SplitPlanner(Planner):
-    """Predicts memory for strategies that split one model over devices, from the graph of a step.
-
-    The step is traced under the strategy, on logical CPU devices, with the strategy's stages,
-    shards and order of micro-batches.
+def split_planner(
+    workload: Workload,
+    strategy: str,
+    num_devices: int,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> StepPlanner:
+    """Returns the planner of a strategy that splits one model over logical CPU devices.
 
     Args:
-        network: The network to train.
+        workload: What is trained.
         strategy: Name of the strategy.
         num_devices: Number of stages, shards or replicas.
         options: Options of the strategy.
 
     Raises:
         DeviceError: TensorFlow is already initialized with fewer logical devices.
-        UnsupportedModelError: The strategy does not support the network.
+        UnsupportedModelError: The strategy does not support the model.
     """
-
-    def __init__(
-        self,
-        network: Network,
-        strategy: str,
-        num_devices: int,
-        options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        one_stage_each = strategy == "pipeline" and options.get("order") != "interleaved"
-        self._role = "stage" if one_stage_each else "device"
-        self._devices = make_devices(num_devices)
-
-        def trace(rows_per_unit: int) -> Any:
-            created = strategies.create(strategy, self._devices, **options)
-            self.unit = created.num_replicas
-            if options.get("split_activations") == "rows":
-                self.unit *= num_devices
-            model, operations = step_graph.trace(network, rows_per_unit * self.unit, created)
-            # TensorFlow places operations without a device on the first one.
-            return model, {
-                name: operation if operation.device else operation._replace(device=self._devices[0])
-                for name, operation in operations.items()
-            }
-
-        model, few = trace(step_graph.FEW_ROWS)
-        _, more = trace(step_graph.MORE_ROWS)
-        step_graph.check_same_operations(network, few, more)
-        rows = (step_graph.FEW_ROWS * self.unit, step_graph.MORE_ROWS * self.unit)
-        self._graph = StepGraph(few, more, rows)
-        self._order = graph.execution_order(graph.with_transfers(few))
-        trainable = model.trainable_variables
-        self._weights = {device: _sizes_on(device, model.variables) for device in self._devices}
-        self._optimizer = {device: _sizes_on(device, _state(model)) for device in self._devices}
-        # With sharded data parallelism, each replica computes the gradients of all weights.
-        all_gradients = sum(map(num_bytes, trainable)) if strategy == "sharded" else None
-        self._gradients = {
-            device: sum(_sizes_on(device, trainable)) if all_gradients is None else all_gradients
-            for device in self._devices
-        }
-        self._planned: dict[int, list[DeviceMemory]] = {}
-
-    def devices(self, batch: int) -> list[DeviceMemory]:
-        """See the base class; the batch is rounded up to a multiple of `unit`."""
-        num_rows = self.unit * math.ceil(batch / self.unit)
-        if num_rows not in self._planned:
-            operations = graph.with_transfers(self._graph.operations(num_rows))
-            variables = {d: self._weights[d] + self._optimizer[d] for d in self._devices}
-            peaks = liveness.peaks(operations, self._order, {_HOST: [], **variables})
-            self._planned[num_rows] = [
-                self._device(f"{self._role} {number}", device, peaks[device].num_bytes)
-                for number, device in enumerate(self._devices, 1)
-            ]
-        return self._planned[num_rows]
-
-    def bytes_received(self, batch: int) -> dict[str, int]:
-        """Returns the bytes that each device receives from others in a step, by its name."""
-        received = dict.fromkeys(self._devices, 0)
-        for operation in graph.with_transfers(self._graph.operations(batch)).values():
-            if operation.kind == "Receive" and operation.device in received:
-                received[operation.device] += operation.sizes[0]
-        return received
-
-    def _device(self, role: str, device: str, peak: int) -> DeviceMemory:
-        weights, optimizer = sum(self._weights[device]), sum(self._optimizer[device])
-        gradients = self._gradients[device]
-        activations = max(0, peak - weights - optimizer - gradients)
-        return DeviceMemory(role, weights, gradients, optimizer, activations)
+    created = strategies.create(strategy, make_devices(num_devices), **options)
+    model = create.create(workload.build, created, workload.precision)
+    one_stage_each = strategy == "pipeline" and options.get("order") != "interleaved"
+    unit = created.num_replicas
+    if options.get("split_activations") == "rows":
+        unit *= num_devices
+    step = StepOptions(precision=workload.precision)
+    role = "stage" if one_stage_each else "device"
+    return StepPlanner(model, created, step, workload.batch, role, unit)
 
 
 def make_devices(num_devices: int) -> list[str]:
-    """Creates the logical CPU devices for `SplitPlanner` and returns their names.
+    """Creates the logical CPU devices for `split_planner` and returns their names.
 
     Raises:
         DeviceError: TensorFlow is already initialized with fewer logical devices.
     """
     return devices.resolve([f"CPU:{number}" for number in range(1, num_devices + 1)], 1)
-
-
-def _state(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables of the model's optimizers."""
-    return [variable for optimizer in optimizers_of(model) for variable in optimizer.variables]
-
-
-def _sizes_on(device: str, variables: Iterable[keras.Variable]) -> list[int]:
-    """Returns the bytes of each variable, replica copy and shard on a device."""
-    tensors = (tensor for variable in variables for tensor in tensors_of(variable))
-    return [num_bytes(t) for t in tensors if graph.short_name(t.device) == device]

@@ -15,8 +15,8 @@ from tfdist.strategies import STRATEGIES
 from tfdist.tools.plan import network as networks
 
 if TYPE_CHECKING:
-    from tfdist.tools.plan.devices import Planner
-    from tfdist.tools.plan.network import Network
+    from tfdist.memory import Planner
+    from tfdist.tools.plan.network import Workload
 
 DESCRIPTION = (
     "predicts the memory of a training step on each device, and the largest batch that fits"
@@ -33,6 +33,8 @@ SHARDS = STRATEGIES["sharded"].options["shard"].choices
 #: Memory that TensorFlow reserves for CUDA and its libraries on GPUs newer than Ampere
 #: (`MinSystemMemory` in `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
 _RESERVE = "1800MiB"
+#: Default global batch of models that have none.
+_BATCH = 256
 _NOTE = (
     "At the peak of a step. 'activations' includes everything except weights, gradients and "
     "optimizer state: tensors of both passes and of the update, rounded up by the allocator. "
@@ -54,9 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--batch-size",
         "--batch",
         type=PositiveInt,
-        default=256,
         metavar="N",
-        help="global batch size",
+        help="global batch size (default: the recipe's, or 256)",
     )
     parser.add_argument(
         "--devices", type=PositiveInt, default=1, metavar="N", help="number of devices"
@@ -93,15 +94,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--reserve", default=_RESERVE, metavar="SIZE",
         help="memory of --card that is not available for tensors",
     )  # fmt: skip
-    parser.add_argument(
-        "--grappler", action="store_true",
-        help="also print the estimate of TensorFlow's Grappler for one device, as a baseline",
-    )  # fmt: skip
     parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
 
 
 def run(
-    batch_size: int,
+    batch_size: int | None,
     devices: int,
     servers: int,
     strategy: Sequence[str] | None,
@@ -111,7 +108,6 @@ def run(
     shard: Sequence[str],
     card: str | None,
     reserve: str,
-    grappler: bool,
     table: str | None,
     **network: Any,
 ) -> None:
@@ -133,15 +129,8 @@ def run(
             "devices, but --devices is 1. Use --devices 2 or more."
         )
     planners = _planners(chosen, names, layouts, devices, servers)
-    _show(planners, batch_size, capacity, table)
-    if grappler:
-        from tfdist.tools.plan import step_graph
-
-        tables.text(
-            f"Grappler's estimate for one device with a batch of {batch_size}: "
-            f"{sizes.format_bytes(step_graph.grappler_estimate(chosen, batch_size))}. It does not "
-            "include the overhead of the allocator, or variables that a step does not read."
-        )
+    batch = batch_size or getattr(chosen, "batch_size", None) or _BATCH
+    _show(planners, batch, capacity, table)
 
 
 def _capacity(card: str, reserve: str) -> int:
@@ -177,7 +166,7 @@ def _layouts(
 
 
 def _planners(
-    network: Network,
+    network: Workload,
     names: Sequence[str],
     layouts: Mapping[str, Layout],
     num_devices: int,
@@ -194,7 +183,7 @@ def _planners(
         for name in replicated:
             planners[name] = devices.ReplicaPlanner(step, name, num_devices, num_servers)
     for name, one in layouts.items():
-        planners[name] = devices.SplitPlanner(network, one.strategy, num_devices, one.options)
+        planners[name] = devices.split_planner(network, one.strategy, num_devices, one.options)
     return planners
 
 

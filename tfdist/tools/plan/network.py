@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import yaml
@@ -29,6 +29,24 @@ SUPPORTED = (*models.IMAGE_CLASSIFIERS, *_OTHERS)
 #: Default input shape and number of classes: GPT-2's, and ImageNet's for all others.
 _DEFAULTS: dict[str, tuple[tuple[int, ...], int]] = {"gpt": ((1024,), 50257)}
 _IMAGENET = ((224, 224, 3), 1000)
+
+
+class Workload(Protocol):
+    """What is planned or measured: a `Network`, or a user's `programs.Program`."""
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def precision(self) -> str | None:
+        """Dtype policy to build the model with; None: its own."""
+
+    def build(self) -> keras.Model:
+        """Returns the compiled model."""
+
+    def batch(self, num_rows: int) -> Any:
+        """Returns a batch of zeros, because values do not affect the results."""
 
 
 @dataclass(frozen=True)
@@ -114,26 +132,32 @@ def choices(name: str) -> list[str]:
 def add_arguments(parser: ArgumentParser, precision: bool = True) -> None:
     """Adds the flags that describe a network; `precision` includes `--precision`."""
     parser.add_argument(
-        "--model", choices=list(SUPPORTED), default="resnet50", help="network to train"
-    )
+        "program", nargs="?", metavar="PROGRAM",
+        help="your own model: a recipe, a Python file with build_model, a .keras file, or "
+        "hub:PRESET (KerasHub's, or a folder with its configuration)",
+    )  # fmt: skip
+    parser.add_argument("--model", choices=list(SUPPORTED), help="network (default: resnet50)")
     parser.add_argument(
-        "--set", action="append", metavar="NAME=VALUE", help="argument of the network's builder"
-    )
+        "--set", action="append", metavar="NAME=VALUE",
+        help="argument of the network's builder, or hyperparameter of the recipe",
+    )  # fmt: skip
     parser.add_argument(
         "--input", metavar="N,N,N",
-        help="shape of an example; for gpt the number of tokens (default: 224,224,3 or 1024)",
+        help="shape of an example; for gpt the number of tokens (default: 224,224,3 or 1024); for "
+        "PROGRAM the sizes that its Input leaves open",
     )  # fmt: skip
     parser.add_argument(
         "--classes", type=PositiveInt, metavar="N",
         help="number of classes; for gpt the vocabulary size (default: 1000 or 50257)",
     )  # fmt: skip
     parser.add_argument(
-        "--optimizer", choices=choices("optimizer"), default="adam", help="optimizer"
+        "--optimizer", choices=choices("optimizer"), help="optimizer (default: PROGRAM's, or adam)"
     )
     if precision:
         parser.add_argument(
-            "--precision", choices=choices("precision"), default="float32", help="number format"
-        )
+            "--precision", choices=choices("precision"),
+            help="number format (default: PROGRAM's, or float32)",
+        )  # fmt: skip
 
 
 def parsed(flag: str, parse: Callable[[str], Number], text: str) -> Number:
@@ -149,22 +173,23 @@ def parsed(flag: str, parse: Callable[[str], Number], text: str) -> Number:
 
 
 def from_flags(
-    model: str,
+    program: str | None,
+    model: str | None,
     set: list[str] | None,
     input: str | None,
     classes: int | None,
-    optimizer: str,
-    precision: str = "float32",
-) -> Network:
-    """Returns the network that the flags of `add_arguments` describe.
+    optimizer: str | None,
+    precision: str | None = None,
+) -> Workload:
+    """Returns what the flags of `add_arguments` describe.
 
     Raises:
         ConfigurationError: A flag has a malformed value.
     """
-    shape, default_classes = _DEFAULTS.get(model, _IMAGENET)
+    sizes: tuple[int, ...] = ()
     if input is not None:
         try:
-            shape = tuple(int(part) for part in input.split(","))
+            sizes = tuple(int(part) for part in input.split(","))
         except ValueError:
             raise ConfigurationError(f"--input {input}: expected numbers like 224,224,3.") from None
     settings: dict[str, Any] = {}
@@ -173,4 +198,16 @@ def from_flags(
         if not equals:
             raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
         settings[name] = yaml.safe_load(text)
-    return Network(model, shape, classes or default_classes, optimizer, precision, settings)
+    if program is not None:
+        from tfdist.tools.plan.programs import Program
+
+        if classes:
+            raise ConfigurationError(f"--classes: {program} has its own classes.")
+        given = {"model": model, "optimizer": optimizer, "precision": precision}
+        overrides = {name: value for name, value in given.items() if value is not None}
+        return Program(program, sizes, overrides, settings)
+    shape, default_classes = _DEFAULTS.get(model or "", _IMAGENET)
+    return Network(
+        model or "resnet50", sizes or shape, classes or default_classes, optimizer or "adam",
+        precision or "float32", settings,
+    )  # fmt: skip

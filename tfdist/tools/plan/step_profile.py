@@ -24,7 +24,7 @@ from tfdist.console import files
 from tfdist.errors import ConfigurationError
 from tfdist.run import reports
 from tfdist.tools.plan.exchange import Profile
-from tfdist.tools.plan.network import Network
+from tfdist.tools.plan.network import Workload
 from tfdist.trainer import Trainer
 
 #: Environment variables that make TensorFlow count the memory of tensors on CPUs.
@@ -106,7 +106,7 @@ def prepare() -> Callable[..., Sample]:
 
 
 def _sample(
-    network: Network,
+    network: Workload,
     batch: int,
     strategy: str,
     devices: int,
@@ -135,7 +135,7 @@ def _sample(
     )
 
 
-def measure(network: Network, batch: int) -> Profile:
+def measure(network: Workload, batch: int) -> Profile:
     """Returns the profile of a worker without communication, measured in a new process.
 
     Args:

@@ -20,7 +20,10 @@ from tfdist.tools.runs.folders import NOT_METRICS, Run
 
 NAME = "report.html"
 #: Values of rows whose curves come last.
-_LAST = (*NOT_METRICS, "tokens_per_second", "learning_rate", "peak_memory")
+_LAST = (
+    *NOT_METRICS, "tokens_per_second", "learning_rate", "peak_memory",
+    "gpu_utilization", "gpu_memory",
+)  # fmt: skip
 
 _HEAD = """<!doctype html><html lang=en><meta charset=utf-8>
 <meta name=viewport content="width=device-width, initial-scale=1"><title>{title}</title><style>

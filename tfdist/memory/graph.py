@@ -15,7 +15,7 @@ from tfdist.upstream.tensorflow_graphs import function_graph
 #: Operations that return their inputs unchanged or with another shape.
 _ALIASES = {
     "Bitcast", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
-    "Snapshot", "Squeeze", "StopGradient",
+    "Snapshot", "Squeeze", "StopGradient", "TensorListGetItem", "TensorListPopBack",
 }  # fmt: skip
 #: Element-wise operations, which overwrite an input that no other operation reads.
 _IN_PLACE = {
@@ -36,6 +36,9 @@ _UNCOUNTED = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
 _CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f"}
 _BRANCHES = {"If", "StatelessIf"}
 _LOOPS = {"While", "StatelessWhile"}
+#: Operations that put a tensor into a list, which holds one of each iteration, and the input that
+#: is this tensor.
+_INTO_LISTS = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
 
 #: An output of an operation: the operation's name and the output's index.
 Output = tuple[str, int]
@@ -54,6 +57,7 @@ class Operation(NamedTuple):
         in_place: Whether it may overwrite an input of the same size.
         uncounted: Whether its outputs are not counted, because variables are counted separately.
         device: The device that it runs on; empty if there is only one device.
+        flops: Multiplications and additions of matrix products and convolutions.
     """
 
     kind: str
@@ -64,6 +68,7 @@ class Operation(NamedTuple):
     in_place: bool = False
     uncounted: bool = False
     device: str = ""
+    flops: int = 0
 
 
 def loop_body(graph: tf.Graph) -> tf.Graph:
@@ -182,6 +187,7 @@ class _Inliner:
 
     def __init__(self, variables: Mapping[Output, str]) -> None:
         self._variables = variables
+        self._iterations = 1
         self.found: dict[str, Operation] = {}
 
     def inline(
@@ -205,16 +211,20 @@ class _Inliner:
             after = [prefix + other.name for other in op.control_inputs]
             variable_device = (self._variables[read] for read in inputs if read in self._variables)
             device = next(variable_device, "") or short_name(op.device) or caller_device
-            if op.type in _CALLS or op.type in _BRANCHES:
+            if op.type in _CALLS or op.type in _BRANCHES or op.type in _LOOPS:
                 inner = f"{prefix}{op.name}/"
                 arguments = inputs[1:] if op.type in _BRANCHES else inputs
+                before = self._iterations
+                if op.type in _LOOPS:
+                    self._iterations *= _iterations(op)
                 self._inline_call(op, inner, arguments, outputs, device)
+                self._iterations = before
                 # Operations that depend on the call depend on everything inside it.
                 inside = [name for name in self.found if name.startswith(inner)]
                 end = Operation("NoOp", [], [*inside, *after], [], device=device)
                 self.found[prefix + op.name] = end
             else:
-                self.found[prefix + op.name] = _operation(op, inputs, after, device)
+                self.found[prefix + op.name] = self._operation(op, inputs, after, device)
 
     def _inline_call(
         self,
@@ -226,7 +236,8 @@ class _Inliner:
     ) -> None:
         """Adds the operations of the called function, and maps the call's outputs to them."""
         # For a conditional, the branch that updates weights. The other one skips the step.
-        attribute = _CALLS.get(op.type, "then_branch")
+        # Of a loop, one iteration, whose tensors are freed before the next one.
+        attribute = "body" if op.type in _LOOPS else _CALLS.get(op.type, "then_branch")
         called = function_graph(op, attribute)
         inside = {_output(to): given for to, given in zip(called.inputs, arguments, strict=True)}
         self.inline(called, inner, inside, device)
@@ -234,15 +245,54 @@ class _Inliner:
             key = _output(result)
             outputs[op.name, number] = inside.get(key, (inner + key[0], key[1]))
 
+    def _operation(
+        self, op: tf.Operation, inputs: list[Output], after: list[str], device: str
+    ) -> Operation:
+        static = all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs))
+        if op.type in _SHAPE_ONLY and static:
+            inputs = []
+        sizes = list(map(_size, op.outputs))
+        if op.type in _INTO_LISTS:
+            times = 1 if op.type == "TensorListFromTensor" else self._iterations
+            sizes = [times * _size(op.inputs[_INTO_LISTS[op.type]])]
+        return Operation(
+            op.type, inputs, after, sizes, op.type in _ALIASES, op.type in _IN_PLACE,
+            op.type in _UNCOUNTED, device, self._iterations * _flops(op),
+        )  # fmt: skip
 
-def _operation(op: tf.Operation, inputs: list[Output], after: list[str], device: str) -> Operation:
-    static = all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs))
-    if op.type in _SHAPE_ONLY and static:
-        inputs = []
-    return Operation(
-        op.type, inputs, after, list(map(_size, op.outputs)), op.type in _ALIASES,
-        op.type in _IN_PLACE, op.type in _UNCOUNTED, device,
-    )  # fmt: skip
+
+def _flops(op: tf.Operation) -> int:
+    """Returns the operations of a matrix product or convolution of static shapes; otherwise 0."""
+    if not all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs)):
+        return 0
+    shapes = [tensor.shape.as_list() for tensor in op.inputs]
+    of_output = [math.prod(tensor.shape.as_list()) for tensor in op.outputs[:1]]
+    if op.type == "MatMul":
+        return 2 * of_output[0] * shapes[0][0 if op.get_attr("transpose_a") else 1]
+    if op.type.startswith("BatchMatMul"):
+        return 2 * of_output[0] * shapes[0][-2 if op.get_attr("adj_x") else -1]
+    if op.type == "Einsum":
+        names = op.get_attr("equation").decode().partition("->")[0].split(",")
+        sizes = dict(
+            zip("".join(names), [size for shape in shapes for size in shape], strict=False)
+        )
+        return 2 * math.prod(sizes.values())
+    if op.type in ("Conv2D", "Conv3D"):
+        return 2 * of_output[0] * math.prod(shapes[1][:-1])
+    if op.type.startswith(("Conv2DBackprop", "Conv3DBackprop")):
+        kernel = op.outputs[0].shape.as_list() if "Filter" in op.type else shapes[1]
+        return 2 * math.prod(shapes[2]) * math.prod(kernel[:-1])
+    if op.type.startswith("DepthwiseConv2dNative"):
+        kernel = op.outputs[0].shape.as_list() if "Filter" in op.type else shapes[1]
+        result = shapes[2] if "Backprop" in op.type else op.outputs[0].shape.as_list()
+        return 2 * math.prod(result) * math.prod(kernel[:2])
+    return 0
+
+
+def _iterations(loop: tf.Operation) -> int:
+    """Returns the largest number of iterations, which is an input of loops; 1 if it is unknown."""
+    limits = (tf.get_static_value(tensor) for tensor in loop.inputs[1:2])
+    return max(1, *(int(limit) for limit in limits if limit is not None and limit.ndim == 0), 1)
 
 
 def _needed(graph: tf.Graph) -> set[str]:

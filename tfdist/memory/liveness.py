@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tfdist.tools.plan.graph import Operation, Output
+from tfdist.memory.graph import Operation, Output
 
 _UNIT = 256
 _FIRST_REGION = 2 << 20

@@ -1,0 +1,515 @@
+"""`tfdist plan auto`: searches for the fastest layout that fits, with what the planner predicts."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json as json_format
+import math
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from tfdist import cluster
+from tfdist.config import TrainConfig
+from tfdist.console import durations, folders, sizes, table_files, tables
+from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
+from tfdist.tools.plan import network as networks
+from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, step
+
+if TYPE_CHECKING:
+    from tfdist.tools.plan.devices import ReplicatedStep
+
+DESCRIPTION = "chooses strategy, mesh, accumulation, remat and offload for your cards"
+
+#: Fractions of a card's published speeds that training reaches (Kaplan et al. 2020 and Narayanan et
+#: al. 2021 report 40 to 52 % of the peak of matrix products).
+_OF_FLOPS, _OF_BANDWIDTH = 0.45, 0.8
+#: Bytes per second between a card and its host: PCIe 4.0, of whose 32 GB/s half is reached.
+_TO_HOST = 16e9
+#: Memory that TensorFlow leaves to CUDA on each card; `plan memory` has the source.
+_RESERVE = 1800 * 2**20
+_MOST_ROUNDS = 64
+#: Buckets of gathered weights that `sharded` keeps at a time, at least of the largest weight.
+_GATHERED = 3
+#: The default of `--micro-batches`.
+_MICRO_BATCHES = 4
+#: Seconds that each micro-batch on a stage takes in addition (docs/performance/memory.md).
+_PER_MICRO_BATCH = 0.7e-3
+#: Imbalance of the stages of a pipeline.
+_LARGEST_STAGE = 1.2
+_BEST = 5
+
+
+class Card(NamedTuple):
+    """An accelerator.
+
+    Attributes:
+        memory: Bytes.
+        flops: Operations per second of matrix products in float32, or TF32, which TensorFlow uses
+            from Ampere on; 0: unknown.
+        half_flops: The same in 16 bits with float32 sums, dense.
+        bandwidth: Bytes per second of its memory.
+        inner: Bytes per second between the cards of a host, in one direction.
+        price: Dollars per hour of one card, on demand; 0: unknown.
+        source: Where the numbers are from.
+    """
+
+    memory: float
+    flops: float = 0.0
+    half_flops: float = 0.0
+    bandwidth: float = 0.0
+    inner: float = 32e9
+    price: float = 0.0
+    source: str = ""
+
+
+#: Numbers are the maker's, of data sheets. Prices are list prices of AWS in us-east-1, divided by
+#: the cards of the machine; they change, and `--price` replaces them.
+CARDS = {
+    "T4": Card(16e9, 8.1e12, 65e12, 320e9, 16e9, 0.53, "NVIDIA T4 data sheet; g4dn.xlarge"),
+    "V100": Card(16e9, 15.7e12, 125e12, 900e9, 150e9, 3.06, "V100 data sheet; p3.2xlarge"),
+    "A10G": Card(24e9, 62.5e12, 125e12, 600e9, 32e9, 1.01, "A10 data sheet; g5.xlarge"),
+    "L4": Card(24e9, 60e12, 121e12, 300e9, 32e9, 0.80, "NVIDIA L4 data sheet; g6.xlarge"),
+    "A100-40GB": Card(40e9, 156e12, 312e12, 1555e9, 300e9, 4.10, "A100 data sheet; p4d.24xlarge"),
+    "A100-80GB": Card(80e9, 156e12, 312e12, 2039e9, 300e9, 5.12, "A100 data sheet; p4de.24xlarge"),
+    "H100": Card(80e9, 494e12, 989e12, 3350e9, 450e9, 12.29, "H100 SXM data sheet; p5.48xlarge"),
+    "H200": Card(141e9, 494e12, 989e12, 4800e9, 450e9, 0.0, "H200 SXM data sheet"),
+    "RTX4090": Card(24e9, 82.6e12, 165e12, 1008e9, 32e9, 0.0, "NVIDIA Ada GPU architecture paper"),
+}
+
+
+class Cluster(NamedTuple):
+    """The machines.
+
+    Attributes:
+        card: One card.
+        per_host: Cards of a host.
+        hosts: Number of hosts.
+        link: The link of each host.
+        example_seconds: Compute time of an example, for a card of unknown speed.
+    """
+
+    card: Card
+    per_host: int
+    hosts: int
+    link: Link
+    example_seconds: float = 0.0
+
+    @property
+    def room(self) -> float:
+        """Bytes of a card that are available for tensors."""
+        return self.card.memory - _RESERVE
+
+
+class Layout(NamedTuple):
+    """A way to train: `num_cards` cards of each of `num_hosts` hosts."""
+
+    strategy: str
+    num_cards: int
+    num_hosts: int
+    accumulate: int = 1
+    remat: str = "none"
+    shard: str = ""
+    offload: str = "none"
+
+    @property
+    def name(self) -> str:
+        """The strategy with what it shards."""
+        return f"{self.strategy} {self.shard}".strip()
+
+    def flags(self) -> list[str]:
+        """Returns the flags of the training command."""
+        axis = {"sharded": "shard", "pipeline": "pipeline"}.get(self.strategy)
+        given = ["--strategy", self.strategy]
+        if self.strategy != "one_device":
+            given += ["--devices", str(self.num_cards)]
+        if axis and self.num_hosts > 1:
+            given = ["--mesh", f"data={self.num_hosts},{axis}={self.num_cards}"]
+        options = {"accumulate": self.accumulate, "remat": self.remat, "shard": self.shard,
+                   "offload": self.offload}  # fmt: skip
+        for name, value in options.items():
+            if value not in (1, "none", ""):
+                given += [f"--{name}", str(value)]
+        return given
+
+
+class Choice(NamedTuple):
+    """A layout with what it takes: bytes of a card, and seconds of a step."""
+
+    layout: Layout
+    rows: int
+    num_bytes: float
+    seconds: float
+
+    @property
+    def cards(self) -> int:
+        """Number of cards."""
+        return self.layout.num_cards * self.layout.num_hosts
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the flags."""
+    networks.add_arguments(parser)
+    parser.add_argument(
+        "--cards", required=True, metavar="NxCARD",
+        help="cards of a host, by memory or name: 2x24GB, 8xH100",
+    )  # fmt: skip
+    parser.add_argument("--hosts", type=PositiveInt, default=1, metavar="N", help="hosts")
+    parser.add_argument("--link", default="25Gb", metavar="RATE", help="bandwidth of a host's link")
+    parser.add_argument("--latency", default="20us", metavar="TIME", help="latency of this link")
+    parser.add_argument(
+        "--batch-size", "--batch", type=PositiveInt, metavar="N",
+        help="global batch size (default: the recipe's, or 256)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--examples", type=PositiveFloat, default=1e6, metavar="N", help="examples of the training"
+    )
+    parser.add_argument(
+        "--price", type=NonNegativeFloat, metavar="DOLLARS",
+        help="price of a card for an hour (default: of the table of cards)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--example-ms", type=PositiveFloat, metavar="N",
+        help="compute time of an example on a card that is not in the table (default: measured on "
+        "this machine)",
+    )  # fmt: skip
+    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
+    parser.add_argument("--json", metavar="FILE", help="write the best layout to this file")
+
+
+def run(
+    cards: str,
+    hosts: int,
+    link: str,
+    latency: str,
+    batch_size: int | None,
+    examples: float,
+    price: float | None,
+    example_ms: float | None,
+    table: str | None,
+    json: str | None,
+    **network: Any,
+) -> None:
+    """Prints the best layouts, and why others are not among them. The arguments are the flags.
+
+    Raises:
+        ConfigurationError: A flag has an invalid value, or nothing fits.
+    """
+    table_files.check(table, ".md", ".csv")
+    per_host, card = parsed_cards(cards)
+    outer = Link(
+        PAYLOAD * networks.parsed("--link", sizes.bytes_per_second, link),
+        networks.parsed("--latency", durations.short_seconds, latency),
+    )
+    workload = networks.from_flags(**network)
+    batch = batch_size or getattr(workload, "batch_size", None) or 256
+    if not card.flops and example_ms is None:
+        example_ms = _measured_ms(workload)
+        tables.text(
+            f"The speed of {cards} is unknown: an example takes {example_ms:.3g} ms on this "
+            "machine. Name a card, or --example-ms."
+        )
+    cluster = Cluster(card, per_host, hosts, outer, (example_ms or 0.0) / 1e3)
+    fitting, reasons = search(workload, cluster, batch)
+    if not fitting:
+        raise ConfigurationError(
+            f"Nothing fits {per_host * hosts} cards of {sizes.format_bytes(card.memory)}:\n"
+            + "\n".join(f"  {name}: {reason}" for name, reason in reasons.items())
+        )
+    price = card.price if price is None else price
+    _show(fitting, reasons, batch, examples, price, table)
+    print(command(workload.model, fitting[0].layout, batch, network))
+    if json:
+        Path(json).write_text(json_format.dumps(fitting[0].layout._asdict()))
+
+
+def applied(config: TrainConfig) -> TrainConfig:
+    """Returns the configuration with the best layout for the devices of this host.
+
+    It is searched in another process, because planning initializes TensorFlow.
+
+    Raises:
+        ConfigurationError: The user chose a layout, too, or nothing fits.
+    """
+    chosen = {"strategy", "devices", "mesh", "accumulate", "remat", "shard", "offload"}
+    if given := [name for name in sorted(chosen) if name in _changed(config)]:
+        raise ConfigurationError(f"--auto chooses --{given[0]} itself. Remove one of the flags.")
+    if cluster.discover().size > 1:
+        raise ConfigurationError(
+            "--auto chooses for the devices of one process. Use tfdist plan auto --hosts N."
+        )
+    given = ["--cards", _cards_of_this_host(), "--batch-size", str(config.batch_size)]
+    given += ["--optimizer", config.optimizer, "--precision", config.precision]
+    given += ["--model", config.model] if config.model else []
+    for name, value in config.set.items():
+        given += ["--set", f"{name}={json_format.dumps(value)}"]
+    with folders.temporary() as folder:
+        file = Path(folder, "layout.json")
+        line = [sys.executable, "-m", "tfdist.tools.plan", "auto", config.recipe, *given]
+        # Where the speed is unknown, layouts are compared with each other only.
+        line += ["--example-ms", "1", "--json", str(file)]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConfigurationError(f"--auto: {done.stderr.strip()[-2000:]}")
+        layout = Layout(**json_format.loads(file.read_text()))
+    if config.verbose != 0:
+        print(done.stdout)
+    options = {"shard": layout.shard or None}
+    options["offload"] = layout.offload if layout.shard else None
+    several = None if layout.strategy == "one_device" else layout.num_cards
+    return config.model_copy(
+        update={"strategy": layout.strategy, "devices": several, "remat": layout.remat,
+                "accumulate": layout.accumulate, "auto": False, **options}
+    )  # fmt: skip
+
+
+def _changed(config: TrainConfig) -> set[str]:
+    """Returns the fields that differ from their defaults."""
+    return {
+        name for name, field in type(config).model_fields.items()
+        if getattr(config, name) != field.get_default(call_default_factory=True)
+    }  # fmt: skip
+
+
+def _cards_of_this_host() -> str:
+    """Returns the GPUs as `--cards` takes them, or the host's memory as one card.
+
+    Raises:
+        ConfigurationError: The GPUs are of a kind whose memory is unknown.
+    """
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return f"1x{psutil.virtual_memory().available // 10**6}MB"
+    name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
+    for card in CARDS:
+        if all(part in name.replace(" ", "").upper() for part in card.split("-")):
+            return f"{len(gpus)}x{card}"
+    raise ConfigurationError(
+        f"--auto does not know the GPU {name!r}. Use tfdist plan auto --cards {len(gpus)}xSIZE."
+    )
+
+
+def search(
+    workload: networks.Workload, cluster: Cluster, batch: int
+) -> tuple[list[Choice], dict[str, str]]:
+    """Returns the layouts that fit, the fastest one first, and why each other kind falls out.
+
+    Args:
+        workload: What is trained.
+        cluster: The machines.
+        batch: Global batch size, which all layouts keep.
+
+    Raises:
+        UnsupportedModelError: The memory of the model cannot be predicted.
+    """
+    from tfdist.tools.plan.devices import ReplicatedStep
+
+    steps = {"none": ReplicatedStep(workload)}
+    with contextlib.suppress(UnsupportedModelError):  # of a model that cannot be recomputed
+        steps["all"] = ReplicatedStep(workload, remat="all")
+    estimate = Estimate(steps, cluster, batch, "16" in (workload.precision or ""))
+    choices = [estimate.choice(layout) for layout in _layouts(cluster, batch, list(steps))]
+    fitting = sorted(
+        (one for one in choices if one.num_bytes <= cluster.room),
+        key=lambda one: (one.seconds, one.cards),
+    )
+    reasons = {}
+    for name, group in itertools.groupby(choices, key=lambda one: one.layout.name):
+        every = list(group)
+        fits = [one for one in fitting if one.layout.name == name]
+        if fits and fits[0].seconds > fitting[0].seconds:
+            reasons[name] = f"{fits[0].seconds / fitting[0].seconds:.2f} times the time of the best"
+        elif not fits:
+            least = min(every, key=lambda one: one.num_bytes)
+            reasons[name] = (
+                f"needs {sizes.format_bytes(least.num_bytes)} of a card at least, which has "
+                f"{sizes.format_bytes(max(0, cluster.room))} for tensors"
+            )
+    return fitting, reasons
+
+
+class Estimate:
+    """Predicts memory and time of layouts from the step of one device.
+
+    Args:
+        steps: The step, by what is recomputed.
+        cluster: The machines.
+        batch: Global batch size.
+        half: Whether matrix products are in 16 bits.
+    """
+
+    def __init__(
+        self, steps: dict[str, ReplicatedStep], cluster: Cluster, batch: int, half: bool
+    ) -> None:
+        self._steps, self._cluster, self._batch = steps, cluster, batch
+        card = cluster.card
+        self._flops = _OF_FLOPS * (card.half_flops if half else card.flops)
+
+    def choice(self, layout: Layout) -> Choice:
+        """Returns a layout with its memory and its time."""
+        replicas = layout.num_hosts * (1 if layout.strategy == "pipeline" else layout.num_cards)
+        rows = math.ceil(self._batch / (replicas * layout.accumulate))
+        return Choice(layout, rows, self._memory(layout, rows), self._seconds(layout, rows))
+
+    def _memory(self, layout: Layout, rows: int) -> float:
+        step, n = self._steps[layout.remat], layout.num_cards
+        weights, gradients, optimizer = step.weights, step.gradients, float(step.optimizer)
+        activations = max(0, step.peak(rows) - weights - gradients - optimizer)
+        rounds = gradients if layout.accumulate > 1 else 0
+        if layout.strategy == "pipeline":
+            state = weights + gradients + optimizer + rounds
+            return (state + activations) / n * _LARGEST_STAGE
+        if layout.strategy == "sharded":
+            optimizer = 0 if layout.offload == "optimizer" else optimizer / n
+            if layout.shard == "parameters":
+                gathered = min(weights, _GATHERED * step.largest_weight)
+                return (weights + gradients + rounds) / n + optimizer + gathered + activations
+            return weights + gradients + rounds + optimizer + activations
+        state = weights + gradients + optimizer + rounds
+        reduced = gradients if layout.num_cards * layout.num_hosts > 1 else 0
+        return state + max(activations, reduced)
+
+    def _seconds(self, layout: Layout, rows: int) -> float:
+        cluster, step_of_replica = self._cluster, self._steps[layout.remat]
+        if self._flops:
+            bandwidth = _OF_BANDWIDTH * cluster.card.bandwidth
+            computing = step_of_replica.seconds(rows, self._flops, bandwidth)
+        else:  # recomputing is one more forward pass, of three
+            computing = rows * cluster.example_seconds * (4 / 3 if layout.remat == "all" else 1)
+        computing *= layout.accumulate
+        n, hosts, gradients = layout.num_cards, layout.num_hosts, step_of_replica.gradients
+        if layout.strategy == "pipeline":
+            turns = _MICRO_BATCHES + n - 1
+            computing *= turns / _MICRO_BATCHES / n * _LARGEST_STAGE
+            computing += layout.accumulate * turns * _PER_MICRO_BATCH
+        wires = Wires(cluster.link, Link(cluster.card.inner, 5e-6), per_host=n)
+        total = computing
+        if layout.strategy == "sharded" and n > 1:
+            kind = f"sharded_{layout.shard}"
+            within = step(kind, Profile(0.0, gradients), n, wires)
+            total += within.seconds if within else 0.0
+        elif layout.strategy in ("mirrored", "multi_worker") and n * hosts > 1:
+            over_all = step("ring", Profile(0.0, gradients), n * hosts, wires)
+            return total + (over_all.seconds if over_all else 0.0)
+        if hosts > 1:  # all cards of a host send their parts over its link
+            between = step("ring", Profile(0.0, gradients), hosts, wires._replace(per_host=1))
+            total += between.seconds if between else 0.0
+        if layout.offload == "optimizer":
+            total += 2 * step_of_replica.gradients / n / _TO_HOST
+        return total
+
+
+def parsed_cards(text: str) -> tuple[int, Card]:
+    """Returns the number per host and the card that `2x24GB` or `8xH100` describes.
+
+    Raises:
+        ConfigurationError: The syntax is invalid, or there is no such card.
+    """
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+)", text.strip())
+    name = match[2] if match else ""
+    number = int(match[1] or 1) if match else 1
+    if name.upper() in CARDS:
+        return number, CARDS[name.upper()]
+    try:
+        return number, Card(sizes.num_bytes(name))
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"--cards {text}: expected a number of cards per host and their memory or name, such "
+            f"as 2x24GB or 8xH100, of {', '.join(CARDS)}.{did_you_mean(name.upper(), CARDS)}"
+        ) from None
+
+
+def command(program: str, layout: Layout, batch: int, network: dict[str, Any]) -> str:
+    """Returns the command line that trains a recipe so, or the arguments of `Trainer`."""
+    if program.endswith(".keras") or program.startswith("hub:") or not network.get("program"):
+        of_strategy = {"shard": layout.shard or "none", "offload": layout.offload}
+        arguments = [repr(layout.strategy), str(layout.num_cards), *_differing(of_strategy)]
+        options = _differing({"accumulate": layout.accumulate, "remat": layout.remat})
+        strategy = f"tfdist.strategies.create({', '.join(arguments)})"
+        trainer = f"tfdist.Trainer({', '.join(['build_model', strategy, *options])})"
+        return f"{trainer}.fit(x, y, batch_size={batch})"
+    words = ["python", "-m", "tfdist.train", "--recipe", program, "--batch-size", str(batch)]
+    for name in ("model", "optimizer", "precision"):
+        words += [f"--{name}", network[name]] if network.get(name) else []
+    for setting in network.get("set") or ():
+        words += ["--set", setting]
+    words += layout.flags()
+    if layout.num_hosts > 1:
+        hosts = ",".join(f"HOST{n}" for n in range(1, layout.num_hosts + 1))
+        words = ["python", "-m", "tfdist.launch", "--hosts", hosts, "--", *words]
+    return shlex.join(words)
+
+
+def _differing(options: dict[str, Any]) -> list[str]:
+    """Returns the arguments that are not what they are by default."""
+    return [f"{name}={value!r}" for name, value in options.items() if value not in (1, "none")]
+
+
+def _layouts(cluster: Cluster, batch: int, remats: Sequence[str]) -> Iterator[Layout]:
+    """Yields all layouts that keep the global batch, those of a name after each other."""
+    spans = {(1, 1), (cluster.per_host, 1), (cluster.per_host, cluster.hosts)}
+    several = [span for span in sorted(spans) if math.prod(span) > 1]
+    bases: list[Layout] = [Layout("one_device", 1, 1)]
+    names = {1: "mirrored"}
+    bases += [Layout(names.get(hosts, "multi_worker"), n, hosts) for n, hosts in several]
+    split = [span for span in several if span[0] > 1]
+    for shard, offload in itertools.product(("optimizer", "parameters"), ("none", "optimizer")):
+        bases += [Layout("sharded", *span, shard=shard, offload=offload) for span in split]
+    bases += [Layout("pipeline", *span) for span in split]
+    for base in bases:
+        for remat, power in itertools.product(remats, range(int(math.log2(_MOST_ROUNDS)) + 1)):
+            replicas = base.num_hosts * (1 if base.strategy == "pipeline" else base.num_cards)
+            if 2**power * replicas <= batch:
+                yield base._replace(accumulate=2**power, remat=remat)
+
+
+def _measured_ms(workload: networks.Workload) -> float:
+    from tfdist.tools.plan import step_profile
+
+    return 1e3 * step_profile.measure(workload, 8).seconds / 8
+
+
+def _show(
+    fitting: Sequence[Choice], reasons: dict[str, str], batch: int, examples: float, price: float,
+    path: str | None,
+) -> None:  # fmt: skip
+    """Prints the best choices, one for each way to save memory, and why others fall out."""
+    header = ["strategy", "cards", "rows", "accumulate", "remat", "offload", "memory",
+              "ms", "hours", "dollars"]  # fmt: skip
+    # More rounds of the same layout are only slower.
+    kinds: dict[Layout, Choice] = {}
+    for one in fitting:
+        kinds.setdefault(one.layout._replace(accumulate=1), one)
+    best = list(kinds.values())[:_BEST]
+
+    def hours_of(one: Choice) -> float:
+        return one.seconds * examples / batch / 3600
+
+    rows = [
+        [one.layout.name, str(one.cards), str(one.rows), str(one.layout.accumulate),
+         one.layout.remat, one.layout.offload, sizes.format_bytes(one.num_bytes),
+         f"{1e3 * one.seconds:.3g}", f"{hours_of(one):.3g}",
+         f"{hours_of(one) * one.cards * price:.3g}" if price else "unknown"]
+        for one in best
+    ]  # fmt: skip
+    title = (
+        f"global batch of {batch}, {examples:g} examples (rows of a card and round, ms per step)"
+    )
+    tables.numbers(header, rows, title=title)
+    shown = {one.layout.name for one in best}
+    others = [(name, reason) for name, reason in reasons.items() if name not in shown]
+    if others:
+        tables.facts(others)
+    if path:
+        table_files.write(Path(path), header, rows)
