@@ -130,7 +130,7 @@ def _from_keras_file(path: Path) -> keras.Model:
     """Returns the model of a `.keras` file, without its weights.
 
     Raises:
-        ConfigurationError: The file is missing or has another format.
+        ConfigurationError: The file is missing, or no archive of Keras 3.
     """
     import keras
 
