@@ -95,8 +95,8 @@ def _seconds(fn: Callable[[], Any]) -> float:
 
 def _paint(figure: Any, results: list[dict[str, Any]]) -> None:
     """Plots the rate of both operations by batch size, a line for each device."""
-    kinds = [kind for kind in dict.fromkeys(one["what"] for one in results) if kind[-4:] != "NumPy"]
-    for axes, kind in zip(figure.subplots(1, 2), kinds[1:], strict=True):
+    kinds = dict.fromkeys(one["what"] for one in results if one["batch"])
+    for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
         for device in dict.fromkeys(one["device"] for one in results):
             of_device = [o for o in results if o["device"] == device and o["what"] == kind]
             axes.plot([o["batch"] for o in of_device], [o["rate"] for o in of_device], "o-",
