@@ -94,7 +94,7 @@ FEW: dict[str, tuple[str, ...]] = {
     "mirrored traced once": ("uneven-batches", "embedding-clipped"),
     "horovod in buckets": ("embedding-clipped", "rows-that-mix"),
     "multi_worker in buckets": ("batch-norm",),
-    "pipeline": ("embedding-clipped", "batch-norm", "accumulate-clipped"),
+    "pipeline": ("embedding-clipped", "batch-norm", "rows-that-mix"),
     "pipeline interleaved": ("lstm", "masked-sum", "positions-accumulate", "all-together"),
     "pipeline zb": ("lstm", "embedding-clipped", "batch-norm", "masked-sum", "accumulate-clipped"),
     "tensor_parallel": ("accumulate-clipped",),

@@ -33,8 +33,8 @@ class EverySecondStep(Towers):
 
         return super().run(on_replica)
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
-        result = super().gradients(tape, loss, sources)
+    def gradients(self, tape: Any, loss: Any, sources: Sequence[Any], alone: bool = False) -> list:
+        result = super().gradients(tape, loss, sources, alone)
         index = self._replica.index
         with tf.init_scope():
             counter = self._counters.setdefault(index, tf.Variable(0, trainable=False))

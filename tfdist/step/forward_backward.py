@@ -135,7 +135,9 @@ def forward_backward(
                 model, replica, batch, y_pred, scope.losses, state.rows, training=True
             )
             scaled = scaling.scale(loss)
-        gradients = scope.gradients(functools.partial(strategy.gradients, tape, scaled), trainable)
+        alone = replica.num_replicas == 1
+        compute = functools.partial(strategy.gradients, tape, scaled, alone=alone)
+        gradients = scope.gradients(compute, trainable)
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {
         i: with_static_shape(g, trainable[i]) for i, g in enumerate(gradients) if g is not None

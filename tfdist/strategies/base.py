@@ -140,13 +140,16 @@ class Strategy(ABC):
         """Index, among all replicas, of the first one of this process."""
         return self.num_local_replicas * self.group.rank
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+    def gradients(
+        self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any], alone: bool = False
+    ) -> list:
         """Returns the gradients of a replica's part of the loss; called on a replica.
 
         Args:
             tape: The tape that recorded the loss.
             loss: A scalar, or a tensor of which the sum is meant.
             sources: Variables and tensors that the loss may depend on.
+            alone: Whether this replica computes the full batch, and the others nothing.
 
         Returns:
             For each source a dense tensor, `tf.IndexedSlices`, or None if the loss does not depend

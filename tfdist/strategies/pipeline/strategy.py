@@ -136,10 +136,12 @@ class Pipeline(Strategy):
             return super().outputs(fn, element)
         return self.run(lambda i: None if i else fn(element.shares[0].rows))[:1]
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+    def gradients(
+        self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any], alone: bool = False
+    ) -> list:
         if tf.executing_eagerly() or self._tracing is None:
             return super().gradients(tape, loss, sources)
-        if self.order == "gpipe":  # trace all forward passes before any backward pass
+        if self.order == "gpipe" and not alone:  # trace all forward passes before any backward pass
             self._threads.exchange([tf.constant(0)])
         return self._tracing.gradients(loss, sources)
 

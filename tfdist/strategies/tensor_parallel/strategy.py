@@ -126,7 +126,9 @@ class TensorParallel(Strategy):
     def local_results(self, results: Any) -> list[Any]:
         return [results]
 
-    def gradients(self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any]) -> list:
+    def gradients(
+        self, tape: tf.GradientTape, loss: tf.Tensor, sources: Sequence[Any], alone: bool = False
+    ) -> list:
         flat = tf.nest.flatten(sources)
         # Those of a graph are on the devices of the forward pass, unlike a tape's.
         of_graph = not tf.executing_eagerly()
