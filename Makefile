@@ -24,7 +24,7 @@
 #                                     again, so only the nightly build runs it, instead of make check
 #   make canary                       tests with the newest pre-releases of TensorFlow and Keras
 #   make versions                     tests with older and newer versions of Python, TensorFlow and Keras
-#   make release                      builds sdist and wheel, and tests them in a new environment
+#   make release                      builds sdist and wheel, and tests the wheel with the lowest and the newest versions
 PYTHON ?= python3
 EXTRAS ?=
 ARGS ?=

@@ -1,4 +1,4 @@
-"""`make release`: builds the sdist and the wheel, and tests the wheel in a new environment.
+"""`make release`: builds sdist and wheel, and tests the wheel with the lowest and newest versions.
 
 Both are written to `build/release`. Nothing is uploaded.
 """
@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 from pathlib import Path
 
 from tests.support import ROOT
@@ -27,25 +26,21 @@ def main() -> int:
     _run(sys.executable, "-m", "build", "--outdir", _FOLDER, ROOT)
     sdist, wheel = _FOLDER.glob("*.tar.gz"), _FOLDER.glob("*.whl")
     _run(sys.executable, "-m", "twine", "check", "--strict", *sdist, *wheel)
-    with tempfile.TemporaryDirectory() as folder:
-        _test_wheel(next(_FOLDER.glob("*.whl")), Path(folder))
+    for resolution in ("lowest-direct", "highest"):
+        with tempfile.TemporaryDirectory() as folder:
+            _test_wheel(next(_FOLDER.glob("*.whl")), Path(folder), resolution)
     print("release:", *(path.name for path in sorted(_FOLDER.iterdir())))
     return 0
 
 
-def _test_wheel(wheel: Path, folder: Path) -> None:
+def _test_wheel(wheel: Path, folder: Path, resolution: str) -> None:
     """Installs a wheel into an empty environment, runs each command with `--help`, and trains."""
-    venv.create(folder / "venv", with_pip=True)
+    uv = (sys.executable, "-m", "uv")
     python = folder / "venv" / "bin" / "python"
-    _run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        f"{wheel}[tensorflow]",
-    )
+    _run(*uv, "venv", "--quiet", "--python", sys.executable, folder / "venv")
+    install = (*uv, "pip", "install", "--quiet", "--python", python, "--resolution", resolution)
+    _run(*install, f"{ROOT}[tensorflow]")  # the lowest of what a source requires, not a wheel
+    _run(*install, "--no-deps", "--reinstall", wheel)
     work_folder = folder / "run"  # in the checkout, its packages would shadow the installed ones
     work_folder.mkdir()
     for command in COMMANDS:

@@ -25,9 +25,14 @@ each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 IN_KERNELS = ("06", "07")
 
 
+def run_cells(path: Path) -> list[dict[str, Any]]:
+    """Returns the cells that are run: nbclient skips those with the tag."""
+    code = [one for one in json.loads(path.read_text())["cells"] if one["cell_type"] == "code"]
+    return [one for one in code if "skip-execution" not in one["metadata"].get("tags", ())]
+
+
 def code_of(path: Path) -> list[str]:
-    cells = json.loads(path.read_text())["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    return ["".join(cell["source"]) for cell in run_cells(path)]
 
 
 @each
@@ -78,8 +83,7 @@ def test_cells_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     matplotlib.use("agg")
     names: dict[str, Any] = {"__name__": path.stem}
-    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
-        if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), f"{path.name}, cell {number}", "exec"), names)
-            names |= cell["metadata"].get("nbmake", {}).get("mock", {})  # as nbmake does
+    for cell in run_cells(path):
+        exec(compile("".join(cell["source"]), f"{path.name}, {cell['id']}", "exec"), names)
+        names |= cell["metadata"].get("nbmake", {}).get("mock", {})  # as nbmake does
     plt.close("all")

@@ -356,8 +356,8 @@ def _split_cpu(num_devices: int) -> None:
         raise DeviceError(
             f"Expected {num_devices} logical CPU devices, but TensorFlow is already initialized "
             f"with {len(available())}. Call tfdist.devices.configure({num_devices}) before the "
-            "first operation (such as building a model). In a notebook, restart the kernel and "
-            "call it in the first cell."
+            "first operation (such as building a model). In a notebook, restart the kernel, "
+            "and move the cell that creates the Trainer above all that use TensorFlow or Keras."
         ) from None
 
 

@@ -130,7 +130,7 @@ def main() -> int:
                 table.markdown(own)
             )
     ours = [v for question, v in verdicts.items() if question.engine not in (KERAS, KERAS_EVEN)]
-    return int(any(verdict.status not in ("exact", "refused") for verdict in ours))
+    return int(any(verdict.status not in ("exact", "refused", "absent") for verdict in ours))
 
 
 if __name__ == "__main__":

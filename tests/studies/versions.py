@@ -1,8 +1,8 @@
 """`make versions`: runs tests with the versions of Python, TensorFlow and Keras that users have.
 
 Makes an environment for each combination with uv, outside of the project's own. In it runs the
-quick tests, a training, and every case of the contract under the chosen strategies, and writes the
-table of `docs/versions.md`.
+quick tests, the notebook for hosted notebooks, a training, and cases of the contract under
+`STRATEGIES`, and writes the table of `docs/versions.md`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.conformance.cases import CASES
 from tests.support import ROOT
 
 _PAGE = ROOT / "docs" / "versions.md"
 _TOOLS = ("pytest", "pytest-xdist", "nbmake", "hypothesis")
+STRATEGIES = ("mirrored", "sharded parameters", "multi_worker")
+#: The cases of each cell, but for every case in the column `mirrored` of the first and last row.
+FEW = ("all-together", "embedding-clipped", "batch-norm")
 
 
 class Combination(NamedTuple):
@@ -30,6 +34,7 @@ class Combination(NamedTuple):
     keras: str
     numpy: str
     resolution: str = "highest"
+    every_case: bool = False
 
     @property
     def name(self) -> str:
@@ -37,14 +42,14 @@ class Combination(NamedTuple):
 
 
 COMBINATIONS = (
-    Combination("3.11", "2.18.0", "3.8.0", "1.26.4", "lowest-direct"),
+    Combination("3.11", "2.18.0", "3.8.0", "1.26.4", "lowest-direct", every_case=True),
     Combination("3.11", "2.18.1", "3.10.0", "2.0.2"),
-    Combination("3.12", "2.19.1", "3.9.2", "2.1.3"),
-    Combination("3.12", "2.19.1", "3.15.1", "2.0.2"),
+    Combination("3.12", "2.19.1", "3.9.2", "2.0.2"),
+    Combination("3.12", "2.19.1", "3.15.1", "2.1.3"),
     Combination("3.12", "2.20.0", "3.12.4", "2.2.6"),
     Combination("3.13", "2.20.0", "3.13.2", "2.3.5"),
     Combination("3.13", "2.21.0", "3.14.1", "2.4.0"),
-    Combination("3.13", "2.21.0", "3.15.1", "2.4.0"),
+    Combination("3.13", "2.21.0", "3.15.1", "2.5.5", every_case=True),
 )
 
 
@@ -54,18 +59,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "versions",
                         help="for the environments, which are created where missing")  # fmt: skip
     parser.add_argument("--only", help="a regular expression that the combination has to contain")
-    parser.add_argument("--strategy", nargs="+", default=["mirrored"], help="columns of the table")
-    parser.add_argument("--conformance-only", action="store_true", help="run no quick tests")
     arguments = parser.parse_args()
     failed = 0
     for combination in COMBINATIONS:
         if arguments.only and not re.search(arguments.only, combination.name):
             continue
         python = environment(combination, arguments.folder)
-        row = tested(python, arguments.strategy, quick=not arguments.conformance_only)
+        row = tested(python, combination.every_case)
         failed += any(word in row for word in ("fail", "wrong", "crash", "hang"))
         write_row(combination, row)
-        print(combination.name, row, flush=True)
     return bool(failed)
 
 
@@ -87,41 +89,39 @@ def environment(combination: Combination, folder: Path) -> Path:
     return python
 
 
-def tested(python: Path, strategies: list[str], quick: bool) -> str:
+def tested(python: Path, every_case: bool) -> str:
     """Returns the cells of a combination's row: the training, and the cases of each strategy."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def run(*command: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [python, "-m", *map(str, command)],
-            cwd=ROOT, env=environ, capture_output=True, text=True, check=False,
+            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
 
     trained = run("tfdist.train", "--smoke", "--strategy", "mirrored", "--run-dir", "build/smoke")
     cells = ["yes" if trained.returncode == 0 else "fails"]
-    if quick:
-        done = run("pytest", "-q", "-m", "quick", "-n", "auto", "--dist", "loadgroup", "tests")
-        summary = done.stdout.strip().splitlines()[-1:]
+    for tests in (("-m", "", "notebooks/11_two_gpus_of_a_hosted_notebook.ipynb"),
+                  ("-m", "quick", "-n", "auto", "--dist", "loadgroup", "tests")):  # fmt: skip
+        summary = run("pytest", "-q", *tests).stdout.strip().splitlines()[-1:]
         cells[0] += ", " + (re.sub(r" in .*", "", summary[0]).strip("= ") if summary else "fails")
-    for strategy in strategies:
-        done = run("tests.conformance", "--table", "compatibility", "--replicas", 2,
-                   "--strategy", strategy, "--json")  # fmt: skip
+    for strategy in STRATEGIES:
+        cases = CASES if every_case and strategy == "mirrored" else FEW
+        chosen = [word for case in cases for word in ("--case", case)]
+        done = run("tests.conformance", *chosen, "--replicas", 2, "--strategy", strategy, "--json")
         verdicts = Counter(one["status"] for one in json.loads(done.stdout))
         cells.append(", ".join(f"{number} {status}" for status, number in verdicts.most_common()))
     return " | ".join(cells)
 
 
 def write_row(combination: Combination, row: str) -> None:
-    """Replaces or adds the combination's row in the table of the page."""
-    text = _PAGE.read_text()
+    """Replaces the combination's row in the table of the page."""
     start = f"| {' | '.join(combination[:4])} |"
-    line = f"{start} {row} |\n"
-    rows = [one for one in text.splitlines(keepends=True) if one.startswith(start)]
-    if rows:
-        text = text.replace(rows[0], line)
-    else:
-        end = text.index("\n\n", text.index("| Python |")) + 1
-        text = text[:end] + line + text[end:]
+    text, number = re.subn(
+        f"^{re.escape(start)}.*$", f"{start} {row} |", _PAGE.read_text(), flags=re.M
+    )
+    if not number:
+        raise SystemExit(f"{_PAGE} has no row {start}")
     _PAGE.write_text(text)
 
 

@@ -1,12 +1,10 @@
 """Hides from Python what Linux has and macOS does not; for a PYTHONPATH, so that workers have it.
 
-Names are removed from modules of the standard library, and files of the kernel do not exist for the
-code of this project. Other packages read them as before, because their builds are for Linux.
+Names leave modules of the standard library, and files of the kernel do not exist for this project.
 """
 
 import errno
 import os
-import select
 import signal
 import socket
 import sys
@@ -15,24 +13,21 @@ from typing import Any
 
 _PACKAGES = ("tfdist", "pipelines", "recipes")
 _FOLDERS = ("/proc", "/sys", "/dev/shm", "/etc/os-release")
+_EVENTS = ("open", "os.listdir", "os.scandir")
 _BETWEEN = ("sitecustomize", "pathlib", "pathlib._local", "genericpath", "shutil")
 _ABSENT = {
     os: (
         *("sched_getaffinity", "sched_setaffinity", "memfd_create", "pidfd_open", "eventfd"),
         *("posix_fadvise", "posix_fallocate", "copy_file_range", "splice", "setns", "unshare"),
-        *("getrandom", "getresuid", "getxattr", "listxattr", "fdatasync", "process_cpu_count"),
-        *("O_TMPFILE", "O_DIRECT", "O_PATH", "CLONE_NEWNS"),
+        *("getrandom", "getxattr", "listxattr", "fdatasync", "O_TMPFILE", "O_DIRECT", "O_PATH"),
     ),
-    select: ("epoll",),
     signal: ("SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGSTKFLT", "sigtimedwait", "sigwaitinfo"),
     socket: ("TCP_USER_TIMEOUT", "SO_BINDTODEVICE", "SOCK_CLOEXEC", "SOCK_NONBLOCK"),
 }
 
 
 def _check(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in ("open", "os.listdir", "os.scandir"):
-        return
-    if not str(arguments[0]).startswith(_FOLDERS):
+    if event not in _EVENTS or not str(arguments[0]).startswith(_FOLDERS):
         return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals["__name__"] in _BETWEEN:
