@@ -519,11 +519,11 @@ class Trainer:
             ...     if path.endswith("kernel"):
             ...         print(where)
             ...         break
-            float32 (64, 32), 8.19 kB on CPU:0, 8.19 kB on CPU:1
+            float32 (64, 32), 8.19 kB on CPU:0
 
         Args:
             weights: Whether to add a row for each weight that exists: its dtype, its shape, and the
-                bytes of its copy or shard on each device.
+                bytes of its copy or shard on each device. Other replicas get copies in `fit`.
         """
         of_weights = {
             variable.path: f"{variable.dtype} {tuple(variable.shape)}, "
