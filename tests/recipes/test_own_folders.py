@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from PIL import Image
 
 import pipelines
-from recipes import _class_folders, image_folder, table
+from pipelines.sources import table_files
+from recipes import _class_folders, _settings, image_folder, table
 from tfdist import data, models, train
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError, DataError
@@ -118,6 +120,35 @@ def test_changed_files_are_packed_again(tmp_path: Path) -> None:
     photos(source, "owl")
     _class_folders._prepare.cache_clear()
     assert prepare(source, tmp_path).classes == ("cat", "dog", "owl")
+
+
+def test_key_of_the_cache_follows_files_and_options(tmp_path: Path) -> None:
+    """A packed copy is never updated: every change of its source needs another folder."""
+    source = photos(tmp_path / "photos", "cat", each=2)
+    key, changed = _class_folders._fingerprint, set[str]()
+    changed.add(key(source, ("channels", 3)))
+    assert key(source, ("channels", 3)) in changed
+    changed.add(key(source, ("channels", 1)))
+    os.utime(source / "cat" / "0.png", ns=(0, 0))
+    changed.add(key(source, ("channels", 3)))
+    (source / "cat" / "0.png").rename(source / "cat" / "2.png")
+    changed.add(key(source, ("channels", 3)))
+    (source / "cat" / "2.png").write_bytes(b"shorter")
+    os.utime(source / "cat" / "2.png", ns=(0, 0))
+    changed.add(key(source, ("channels", 3)))
+    (source / "dog").symlink_to(tmp_path / "photos" / "cat")
+    changed.add(key(source, ("channels", 3)))
+    assert len(changed) == 6
+
+
+def test_advice_names_settings_that_recipes_have() -> None:
+    """Every option of tables and texts that an error may advise is a setting."""
+    for flag in ("column a=text", "encoding NAME", "quote none", "header none", "splits none"):
+        name = flag.partition(" ")[0]
+        assert _settings.in_settings(f"(--{flag})") == f"(--set {flag.replace(' ', '=', 1)})"
+        assert _settings.in_settings(f"a guess: --{name})") == f"a guess: --set {name})"
+    unknown = table_files.OPTIONS - set(_settings.TableSettings.model_fields)
+    assert not unknown
 
 
 def test_invalid_class_folders_raise(tmp_path: Path) -> None:
