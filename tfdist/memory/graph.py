@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_graphs import function_graph
+from tfdist.upstream.tensorflow_graphs import constant_value, function_graph
 
 #: Operations that return their inputs unchanged or with another shape.
 _ALIASES = {
@@ -291,7 +291,7 @@ def _flops(op: tf.Operation) -> int:
 
 def _iterations(loop: tf.Operation) -> int:
     """Returns the largest number of iterations, which is an input of loops; 1 if it is unknown."""
-    limits = (tf.get_static_value(tensor) for tensor in loop.inputs[1:2])
+    limits = (constant_value(tensor) for tensor in loop.inputs[1:2])  # Keras: a maximum
     return max(1, *(int(limit) for limit in limits if limit is not None and limit.ndim == 0), 1)
 
 
