@@ -108,8 +108,8 @@ class Follower(threading.Thread):
         logger: Name of the logger.
         tracker: Has three methods, which run in this thread and may raise anything: `open(run_id)`
             continues the run with this ID, or begins one if it is empty, and returns its ID;
-            `log(rows)` returns when it has received them; `close()` ends the run. A logger that may
-            lose rows afterwards has `last_step()`, which returns the last step that it has.
+            `log(rows)` returns when it has received them; `close()` ends the run. If a logger can
+            tell which row it got last, `last_key()` returns its key.
         folder: The run folder, with the rows before the first one.
 
     Attributes:
@@ -143,8 +143,8 @@ class Follower(threading.Thread):
         try:
             first = self._rows.get()
             self.run_id = self._tracker.open(self.run_id)
-            if hasattr(self._tracker, "last_step"):
-                self._last = self._tracker.last_step(), _LAST_KIND
+            if hasattr(self._tracker, "last_key"):
+                self._last = self._tracker.last_key()
             # Rows that were written before a kill but had not been sent.
             new = [row for row in read_rows(self._folder) if _key(row) < _key(first or row)]
             rows: list[Row | None] = [*new, first]
@@ -264,6 +264,15 @@ class _MLflow:
             metrics = [Metric(_tag(row, name), value, now, row["step"]) for name, value in values]
             self._client.log_batch(self._id, metrics=metrics, synchronous=True)
 
+    def last_key(self) -> Key:
+        def steps(metric: str) -> list[int]:  # every row has "seconds"
+            return [one.step for one in self._client.get_metric_history(self._id, metric)]
+
+        of_steps = steps("seconds")
+        last = max(of_steps, default=-1)
+        epoch = max(steps("epoch_seconds"), default=-1)
+        return max((last, int(of_steps.count(last) > 1)), (epoch, _LAST_KIND))
+
     def close(self) -> None:
         import mlflow
 
@@ -276,12 +285,13 @@ class _WandB:
     def __init__(self, config: TrainConfig, folder: RunFolder) -> None:
         self._config, self._folder = config, folder
 
-    def last_step(self) -> int:
-        """Returns the last step that has arrived: at the server, or in the files without one."""
+    def last_key(self) -> Key:
+        """Returns the last row that has arrived: at the server, or in the files without one."""
         if not self._run.offline:
-            return int(self._run.starting_step) - 1
+            return int(self._run.starting_step) - 1, _LAST_KIND
         files = self._folder.path.glob(f"wandb/*-{self._run.id}/*.wandb")
-        return max((step for file in files for step in steps_in_wandb_file(file)), default=-1)
+        steps = (step for file in files for step in steps_in_wandb_file(file))
+        return max(steps, default=-1), _LAST_KIND
 
     def open(self, run_id: str) -> str:
         import wandb
