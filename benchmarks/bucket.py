@@ -17,7 +17,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveInt
 
-from tfdist.tools.bench import harness, machine, rounds
+from tfdist.tools.bench import harness
 
 DESCRIPTION = "reading images and text from an S3 server beside reading local files"
 _HEADER = ("records", "source", "records/s", "relative to local", "CPU time relative to local")
@@ -82,7 +82,7 @@ def run(
     *others, last = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory())
-        with machine.on_cores([last]):
+        with harness.on_cores([last]):
             server = stack.enter_context(buckets.running(program, Path(name) / "server"))
             addresses = stack.enter_context(delay_proxy.running(server.address, latencies))
         _use(server.address)
@@ -91,7 +91,7 @@ def run(
         if with_model:
             _show_waits(_waits(endpoints, Path(name), images, rounds), output)
             return
-        stack.enter_context(machine.on_cores(others or [last]))
+        stack.enter_context(harness.on_cores(others or [last]))
         results = []
         for kind in records:
             folder, url = Path(name) / kind, f"s3://bucket/{kind}".replace(" ", "-")
@@ -105,7 +105,7 @@ def run(
     output.conclude(results, _NOTE)
 
 
-_NOTE = f"{rounds.NOTE} CPU time is that of the reader; other processes include the server."
+_NOTE = f"{harness.NOTE} CPU time is that of the reader; other processes include the server."
 
 
 def _use(address: str) -> None:
@@ -146,7 +146,7 @@ def _compare(
         }
     for contender in (contenders[_LOCAL], contenders[_CACHED]):
         contender()  # warms up; fills the cache
-    samples = rounds.run_in_turns(contenders, num_rounds)
+    samples = harness.run_in_turns(contenders, num_rounds)
     rates = {
         source: [rate for rate, _ in samples_of_source]
         for source, samples_of_source in samples.items()
@@ -159,9 +159,9 @@ def _compare(
         {
             "records": kind,
             "source": source,
-            "records_per_s": rounds.spread(rates[source]),
-            "ratio": rounds.ratio(rates[source], rates[_LOCAL]),
-            "cpu_ratio": rounds.ratio(cpu[source], cpu[_LOCAL]),
+            "records_per_s": harness.spread(rates[source]),
+            "ratio": harness.ratio(rates[source], rates[_LOCAL]),
+            "cpu_ratio": harness.ratio(cpu[source], cpu[_LOCAL]),
             "samples": samples[source],
         }
         for source in samples
@@ -173,7 +173,7 @@ def _waits(
 ) -> dict[str, list[dict[str, float]]]:
     """Trains a model on photographs from each source in turns."""
     from tests.support import buckets
-    from tfdist.tools.bench import input_wait, photographs
+    from tfdist.tools.bench import input_readers, photographs
 
     images = photographs.create(folder, num_images)
     buckets.upload(images.shards, "s3://bucket/photographs")
@@ -181,21 +181,21 @@ def _waits(
 
     def wait(latency: float) -> dict[str, float]:
         _use(endpoints[latency])
-        return input_wait.measure(remote)
+        return input_readers.measure_wait(remote)
 
-    contenders = {_LOCAL: functools.partial(input_wait.measure, images)} | {
+    contenders = {_LOCAL: functools.partial(input_readers.measure_wait, images)} | {
         f"bucket, {latency:g} ms": functools.partial(wait, latency) for latency in endpoints
     }
-    return rounds.run_in_turns(contenders, num_rounds)
+    return harness.run_in_turns(contenders, num_rounds)
 
 
 def _show_waits(waits: dict[str, list[dict[str, float]]], output: harness.Output) -> None:
     rows = []
     for source, samples in waits.items():
-        spread = rounds.spread([100 * one["data_wait"] for one in samples])
+        spread = harness.spread([100 * one["data_wait"] for one in samples])
         steps = statistics.median(one["step_ms"] for one in samples)
         alone = statistics.median(one["batch_ms"] for one in samples)
-        rows.append((source, rounds.as_text(spread), f"{steps:.0f}", f"{alone:.0f}"))
+        rows.append((source, harness.as_text(spread), f"{steps:.0f}", f"{alone:.0f}"))
     header = ("source", "waiting for data, %", "step, ms", "input alone, ms per batch")
     output.show(header, rows, "A model on one core, its input on another")
     output.conclude(waits, _NOTE)
@@ -287,7 +287,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["records"],
         row["source"],
-        rounds.as_text(row["records_per_s"], ",.0f"),
-        rounds.as_text(row["ratio"]),
-        rounds.as_text(row["cpu_ratio"]),
+        harness.as_text(row["records_per_s"], ",.0f"),
+        harness.as_text(row["ratio"]),
+        harness.as_text(row["cpu_ratio"]),
     )

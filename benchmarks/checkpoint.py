@@ -24,8 +24,8 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.console import tables
-from tfdist.tools.bench import harness, rounds
-from tfdist.tools.bench.rounds import NOTE
+from tfdist.tools.bench import harness
+from tfdist.tools.bench.harness import NOTE
 
 if TYPE_CHECKING:
     import keras
@@ -115,7 +115,7 @@ def compare(
     }
     for contender in contenders.values():
         contender()  # compiles, and warms up the disk cache
-    samples = rounds.run_in_turns(contenders, num_rounds)
+    samples = harness.run_in_turns(contenders, num_rounds)
     alone = [one.whole for one in samples[NONE]]
     counts = [v.numpy().nbytes for v in trainer.model.variables + trainer.model.optimizer.variables]
     return {
@@ -125,9 +125,9 @@ def compare(
         "saves": saves,
         "contenders": {
             name: {
-                "whole_s": rounds.spread([one.whole for one in measured]),
-                "of_none": rounds.ratio([one.whole for one in measured], alone),
-                "held_up_ms": rounds.spread([1e3 * one.blocked for one in measured]),
+                "whole_s": harness.spread([one.whole for one in measured]),
+                "of_none": harness.ratio([one.whole for one in measured], alone),
+                "held_up_ms": harness.spread([1e3 * one.blocked for one in measured]),
                 "samples": [one._asdict() for one in measured],
             }
             for name, measured in samples.items()
@@ -193,9 +193,9 @@ def _train(
 def _show(result: dict[str, Any], output: harness.Output) -> None:
     rows = []
     for name, contender in result["contenders"].items():
-        blocked = "" if name == NONE else rounds.as_text(contender["held_up_ms"], ".0f")
-        relative = "" if name == NONE else rounds.as_text(contender["of_none"])
-        rows.append((name, rounds.as_text(contender["whole_s"]), relative, blocked))
+        blocked = "" if name == NONE else harness.as_text(contender["held_up_ms"], ".0f")
+        relative = "" if name == NONE else harness.as_text(contender["of_none"])
+        rows.append((name, harness.as_text(contender["whole_s"]), relative, blocked))
     output.show(
         ("", "training, s", "relative to none", "blocked per save, ms"),
         rows,

@@ -25,7 +25,7 @@ from tfdist.cluster.launcher.processes import signals_raise
 from tfdist.config import default_data_dir
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError, LaunchError
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 
 DESCRIPTION = "compares step, first step and input of this tree with another commit"
 
@@ -110,7 +110,7 @@ def measure(
         name: functools.partial(_measured, tree, what, images, smoke)
         for name, tree in trees.items()
     }
-    samples = rounds.run_in_turns(ask, num_rounds)
+    samples = harness.run_in_turns(ask, num_rounds)
     return [
         judge(
             quantity,
@@ -139,8 +139,8 @@ def judge(quantity: str, base: Sequence[float], change: Sequence[float]) -> dict
         verdict = "faster" if high < 1 else "slower" if low > 1 else "equal"
     return {
         "quantity": quantity,
-        "base_s": rounds.spread(base),
-        "change_s": rounds.spread(change),
+        "base_s": harness.spread(base),
+        "change_s": harness.spread(change),
         "ratio": {"median": ratio, "low": float(low), "high": float(high)},
         "verdict": verdict,
         "samples": {BASE: list(base), CHANGE: list(change)},
@@ -186,5 +186,5 @@ def _measured(tree: Path, what: str, images: str, smoke: bool) -> dict[str, floa
 
 
 def _cells(result: dict[str, Any]) -> list[str]:
-    times = [rounds.as_text(result[name], ".4g") for name in ("base_s", "change_s")]
-    return [result["quantity"], *times, rounds.as_text(result["ratio"], ".3f"), result["verdict"]]
+    times = [harness.as_text(result[name], ".4g") for name in ("base_s", "change_s")]
+    return [result["quantity"], *times, harness.as_text(result["ratio"], ".3f"), result["verdict"]]

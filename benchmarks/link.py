@@ -29,9 +29,9 @@ from benchmarks.link_protocol import (
     SEND,
     Times,
 )
-from tfdist.console import sizes, tables
+from tfdist.console import tables, units
 from tfdist.errors import DeviceError
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 from tfdist.tools.bench.allreduce import missing
 
 DESCRIPTION = "steps of two hosts over slow links (as root): computing, sending and their overlap"
@@ -54,7 +54,7 @@ _ROWS = {
     PARAMETERS: "ZeRO 3",
 }
 _NOTE = (
-    f"{rounds.NOTE} Times are those of the slower of two processes of one core each; 'CPU ms' is "
+    f"{harness.NOTE} Times are those of the slower of two processes of one core each; 'CPU ms' is "
     "the CPU time of all threads. Ratios of the step time: 'vs. longer phase', to the longer of "
     "compute time and communication time plus the time of the last bucket (goal of the step in "
     f"buckets: {GOAL}); 'vs. CPU load', to the same with the CPU time of communication added to "
@@ -119,7 +119,7 @@ def run(
         output.show(
             ("library", "variant", "ms", "CPU ms", *_RATIOS.values()),
             [cells for row in rows for cells in _cells(row)],
-            f"over {link}, {sizes.format_bytes(rows[0]['bytes'])} of gradients in "
+            f"over {link}, {units.format_bytes(rows[0]['bytes'])} of gradients in "
             f"{rows[0]['buckets']} buckets",
             num_names=2,
         )
@@ -158,7 +158,7 @@ def measure(
                         hosts.network.slow(*rates[link])
                         names = (COMPUTE, SEND, *ENGINES[name].ways)
                         ask = {one: functools.partial(_slowest, workers, one) for one in names}
-                        samples = rounds.run_in_turns(ask, num_rounds)
+                        samples = harness.run_in_turns(ask, num_rounds)
                         results.append({"link": link} | judge(facts, samples))
     except NotAllowedError as error:
         raise DeviceError(
@@ -189,7 +189,7 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
         "to_at_once": times[AT_ONCE],
     }
     steps = {
-        name: {to: rounds.ratio(measured, base[to]) for to in base}
+        name: {to: harness.ratio(measured, base[to]) for to in base}
         for name, measured in times.items()
         if name not in (COMPUTE, SEND)
     }
@@ -197,8 +197,8 @@ def judge(facts: Mapping[str, Any], samples: Mapping[str, Sequence[Times]]) -> d
     goal |= {"goal": GOAL, "met": goal["median"] <= GOAL}
     return {
         **facts,
-        "ms": {name: rounds.spread(measured) for name, measured in times.items()},
-        "cpu_ms": {name: rounds.spread(measured) for name, measured in cpu.items()},
+        "ms": {name: harness.spread(measured) for name, measured in times.items()},
+        "cpu_ms": {name: harness.spread(measured) for name, measured in cpu.items()},
         "steps": steps,
         "samples_ms": times,
     }
@@ -214,7 +214,7 @@ def _rate(link: str) -> tuple[float, str]:
     rate, _, delay = link.partition(",")
     # `tc` writes the prefixes in lower case.
     rate = rate.replace("gbit", "Gbit").replace("mbit", "Mbit")
-    return sizes.bytes_per_second(rate), delay
+    return units.bytes_per_second(rate), delay
 
 
 @contextlib.contextmanager
@@ -235,9 +235,9 @@ def _cells(row: dict[str, Any]) -> Iterator[list[str]]:
         spent = f"{row['cpu_ms'][name]['median']:.0f}"
         ratios = row["steps"].get(name)
         cells = [_ratio(ratios[to]) for to in _RATIOS] if ratios else [""] * len(_RATIOS)
-        yield [row["engine"], _ROWS.get(name, name), rounds.as_text(spread, ".0f"), spent, *cells]
+        yield [row["engine"], _ROWS.get(name, name), harness.as_text(spread, ".0f"), spent, *cells]
 
 
 def _ratio(spread: Mapping[str, Any]) -> str:
-    cell = rounds.as_text(spread)
+    cell = harness.as_text(spread)
     return f"{cell}, goal {'met' if spread['met'] else 'missed'}" if "goal" in spread else cell

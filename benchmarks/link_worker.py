@@ -18,7 +18,7 @@ import tensorflow as tf
 from benchmarks import link_protocol
 from benchmarks.link_protocol import NETWORK, Times
 from tfdist import cluster, strategies
-from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher import plan
 from tfdist.cluster.launcher.plan import Slot
 from tfdist.groups import buckets
 from tfdist.tools.bench.contenders import Case, fit_by_tfdist
@@ -68,8 +68,8 @@ def _joined(strategy: str, rank: int, addresses: Sequence[str]) -> Iterator[None
     hosts, size = [address.rpartition(":")[0] for address in addresses], len(addresses)
     slots = [Slot(host, i, size, 0, 1, i, size) for i, host in enumerate(hosts)]
     port = int(addresses[0].rpartition(":")[2])
-    os.environ.update(horovod.environ(slots[rank], hosts[0], port, "wire"))
-    with horovod.rendezvous_server(slots, port) if rank == 0 else contextlib.nullcontext():
+    os.environ.update(plan.horovod_environ(slots[rank], hosts[0], port, "wire"))
+    with plan.horovod_rendezvous(slots, port) if rank == 0 else contextlib.nullcontext():
         yield
 
 

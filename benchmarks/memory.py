@@ -17,7 +17,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.cluster.launcher.worker_pool import WorkerPool
-from tfdist.console import sizes
+from tfdist.console import units
 from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _show(results: Sequence[dict[str, Any]], output: harness.Output) -> None:
             one["contender"],
             str(one["devices"]),
             *(f"{one[name] / one['parameters']:.1f}" for name in columns),
-            sizes.format_bytes(one["largest"]),
+            units.format_bytes(one["largest"]),
         )
         for one in results
     ]

@@ -10,7 +10,7 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -104,10 +104,10 @@ def measure(
         strategy = Pipeline(n, micro_batches=m, order=order)
         pipeline = _prepare(functools.partial(build, strategy.num_stages), strategy, steps)
         contenders = {"one device": alone, "pipeline": pipeline}
-        samples = rounds.run_in_turns(contenders, num_rounds)
+        samples = harness.run_in_turns(contenders, num_rounds)
         shares = [1 / strategy.num_stages] * strategy.num_stages
         ideal = planned_speed_up(shares, m, order, n)
-        speed_up = rounds.ratio(samples["one device"], samples["pipeline"])
+        speed_up = harness.ratio(samples["one device"], samples["pipeline"])
         results.append(
             {
                 "stages": n,
@@ -116,7 +116,7 @@ def measure(
                 "ideal": ideal,
                 "speed_up": speed_up,
                 "of_ideal": speed_up["median"] / ideal,
-                "step_ms": rounds.spread([1e3 * t for t in samples["pipeline"]]),
+                "step_ms": harness.spread([1e3 * t for t in samples["pipeline"]]),
                 "samples_s": samples,
             }
         )
@@ -146,6 +146,6 @@ def _cells(result: dict[str, Any]) -> list[str]:
         result["order"],
         str(result["micro_batches"]),
         f"{result['ideal']:.2f}",
-        rounds.as_text(result["speed_up"]),
+        harness.as_text(result["speed_up"]),
         f"{result['of_ideal']:.2f}",
     ]

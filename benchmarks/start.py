@@ -13,7 +13,7 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
     import keras
@@ -117,14 +117,14 @@ def compare(model: str, replicas: Sequence[int], num_rounds: int) -> dict[str, A
 
     cases = []
     for (number, contender), samples in measurements.items():
-        spreads = {key: rounds.spread([sample[key] for sample in samples]) for key in samples[0]}
+        spreads = {key: harness.spread([sample[key] for sample in samples]) for key in samples[0]}
         times = seconds(number, contender)
         cases.append(
             {"replicas": number, "contender": contender, "samples": samples}
             | spreads
             | {
-                "one_ratio": rounds.ratio(times, seconds(replicas[0], contender)),
-                "tfdist_ratio": rounds.ratio(seconds(number, "tfdist"), times),
+                "one_ratio": harness.ratio(times, seconds(replicas[0], contender)),
+                "tfdist_ratio": harness.ratio(seconds(number, "tfdist"), times),
             }
         )
     return {"model": model, "rounds": num_rounds, "cases": cases}

@@ -13,7 +13,7 @@ from jsonargparse.typing import PositiveInt
 from tfdist.console import tables
 from tfdist.errors import LaunchError
 from tfdist.strategies import STRATEGIES, Declaration
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 from tfdist.tools.install_horovod import versions
 from tfdist.tools.plan import network as networks
 
@@ -25,7 +25,7 @@ DESCRIPTION = "one network under every strategy: examples per second, and where 
 ALONE = "one_device"
 _HEADER = ("strategy", "replicas", "examples/s", "efficiency", "compute", "exchange", "data", "MB")
 _NOTE = (
-    f"{rounds.NOTE} 'efficiency': examples per second of a replica, as a part of those of one "
+    f"{harness.NOTE} 'efficiency': examples per second of a replica, as a part of those of one "
     "device, which on a CPU has all cores that replicas share. 'exchange': the time to sum as many "
     "bytes as the gradients have, as a part of a step. 'data': waiting for data. 'compute': the "
     "rest. The fastest strategy is first."
@@ -104,7 +104,7 @@ def measure(
                     raise
                 absent[name] = str(error).strip().splitlines()[-1]
                 del ready[name]
-        samples = rounds.run_in_turns(ready, num_rounds)
+        samples = harness.run_in_turns(ready, num_rounds)
     rows = [_row(name, measured, batch, replicas) for name, measured in samples.items()]
     alone = next(row for row in rows if row["strategy"] == ALONE)["examples_per_s"]["median"]
     for row in rows:
@@ -159,14 +159,14 @@ def _start(
 
 def _row(name: str, samples: list[Sample], batch: int, replicas: int) -> dict[str, Any]:
     number = 1 if name == ALONE else replicas
-    seconds = rounds.spread([sample.seconds for sample in samples])
+    seconds = harness.spread([sample.seconds for sample in samples])
     exchange = statistics.median(sample.exchange for sample in samples)
     data = statistics.median(sample.data for sample in samples)
     return {
         "strategy": name,
         "replicas": number,
-        "ms": rounds.spread([1e3 * sample.seconds for sample in samples]),
-        "examples_per_s": rounds.spread([batch * number / s.seconds for s in samples]),
+        "ms": harness.spread([1e3 * sample.seconds for sample in samples]),
+        "examples_per_s": harness.spread([batch * number / s.seconds for s in samples]),
         "exchange": min(1.0, exchange / seconds["median"]),
         "data": data / seconds["median"],
         "peak_mb": max(sample.peak_bytes for sample in samples) / 1e6,
@@ -174,7 +174,7 @@ def _row(name: str, samples: list[Sample], batch: int, replicas: int) -> dict[st
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    speed = rounds.as_text(row["examples_per_s"], ".0f")
+    speed = harness.as_text(row["examples_per_s"], ".0f")
     compute = 1 - row["exchange"] - row["data"]
     parts = [f"{one:.0%}" for one in (row["efficiency"], compute, row["exchange"], row["data"])]
     return [row["strategy"], str(row["replicas"]), speed, *parts, f"{row['peak_mb']:.0f}"]

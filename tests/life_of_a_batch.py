@@ -33,7 +33,7 @@ ROOT = str(Path(tfdist.__file__).parent)
 WAY = (
     "trainer.py", "loops/fit.py", "loops/epoch.py", "loops/data_handler.py", "loops/data_order.py",
     "loops/functions.py", "model_setup/build.py", "strategies/base.py", "strategies/mirrored.py",
-    "strategies/tf_distribute.py", "strategies/feed.py", "strategies/inner_loop.py",
+    "strategies/tf_distribute.py", "strategies/feed.py",
     "step/step.py", "step/replica_runner.py", "step/forward_backward.py", "step/loss.py",
     "step/state.py", "step/loss_scaling.py", "replica/replica.py", "replica/scope.py",
 )  # fmt: skip
@@ -43,7 +43,7 @@ LEAVES = (
     "loops/callbacks.py", "loops/interrupts.py", "loops/model_methods.py", "loops/observers.py",
     "loops/program_state.py", "loops/rank_checks.py", "loops/self_check.py",
     "loops/steps_per_call.py", "model_setup/create.py", "patches/", "precision.py", "rows/",
-    "step/shared_trace.py", "strategies/batches.py", "strategies/clock.py",
+    "step/shared_trace.py", "strategies/batches.py",
     "strategies/mirrored_variables.py", "strategies/variables.py", "upstream/",
 )  # fmt: skip
 

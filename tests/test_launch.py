@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.commands import wait_for
 from tests.support.starting import (
     ENVIRON,
     SECONDS,
@@ -26,7 +27,6 @@ from tests.support.starting import (
     start,
     wait_for_line,
 )
-from tests.support.waiting import wait_for
 from tfdist.cluster.launcher.options import parse
 from tfdist.errors import TERMINATED
 from tfdist.launch import main, with_strategy

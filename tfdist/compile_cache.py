@@ -51,22 +51,22 @@ def use(folder: str | Path) -> Path:
             f"The compile cache {folder} has no effect, because TensorFlow has already started. "
             "Call tfdist.compile_cache.use before anything that uses TensorFlow."
         )
-    own = Path(folder).absolute() / _conditions()
+    chosen = Path(folder).absolute() / _conditions()
     try:
-        own.mkdir(parents=True, exist_ok=True)
+        chosen.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"The compile cache {folder} cannot be created: {error.strerror}. Choose another "
             "folder with --compile-cache."
         ) from error
     before = os.environ.get(_FLAGS, "")
-    os.environ[_FLAGS] = f"{before} --tf_xla_persistent_cache_directory={own}".strip()
+    os.environ[_FLAGS] = f"{before} --tf_xla_persistent_cache_directory={chosen}".strip()
     if gpus.facts("name"):  # what XLA measured to choose the kernels of a GPU
-        tuning = own / "autotune"
+        tuning = chosen / "autotune"
         tuning.mkdir(exist_ok=True)
         _set_by_default("xla_gpu_per_fusion_autotune_cache_dir", tuning)
-    _in_use[:] = [own]
-    return own
+    _in_use[:] = [chosen]
+    return chosen
 
 
 def compile_in_parallel() -> None:

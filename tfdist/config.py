@@ -32,7 +32,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from tfdist import cluster
-from tfdist.console import durations, folders, sizes
+from tfdist.console import folders, units
 from tfdist.errors import ConfigurationError
 from tfdist.models import MODELS
 from tfdist.strategies import STRATEGIES, current_name, options_by_name
@@ -64,7 +64,7 @@ def seconds_of(time: object) -> object:
     """
     if not isinstance(time, str) or time.replace(".", "", 1).isdigit():
         return time
-    if (seconds := durations.seconds(time.strip())) is None:
+    if (seconds := units.seconds(time.strip())) is None:
         raise ValueError(f"expected a time like 90s, 30m, 2h or 1h30m, got {time!r}.")
     return seconds
 
@@ -75,7 +75,7 @@ def checked_time(text: str) -> str:
     Raises:
         PydanticCustomError: It is 0, or the syntax is invalid.
     """
-    if not durations.seconds(text):
+    if not units.seconds(text):
         raise PydanticCustomError("time", "a value like 10m or 1h30m")
     return text
 
@@ -86,7 +86,7 @@ def bytes_of(size: object) -> object:
     Raises:
         ValueError: The syntax is invalid.
     """
-    return sizes.num_bytes(size) if isinstance(size, str) and not size.isdigit() else size
+    return units.num_bytes(size) if isinstance(size, str) and not size.isdigit() else size
 
 
 def scales_dynamically(precision: object, loss_scale: object) -> bool:

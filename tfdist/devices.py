@@ -230,10 +230,11 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     ]
     if cpus:
         _split_cpu(max(cpus) + 1)
-    known = _logical("CPU") + _logical("GPU")
-    if unknown := [name for name in names if name not in known]:
+    available = _logical("CPU") + _logical("GPU")
+    if unknown := [name for name in names if name not in available]:
         raise DeviceError(
-            f"Device {', '.join(unknown)} does not exist. Available devices: {', '.join(known)}."
+            f"Device {', '.join(unknown)} does not exist. Available devices: "
+            f"{', '.join(available)}."
         )
     return names
 
@@ -254,9 +255,9 @@ def _with_remote(devices: str | Sequence[str]) -> list[str]:
         names = parts[started.rank]
     if not connection.names_remote(names):
         return resolve(names, 1)
-    own = [name for name in names if not connection.names_remote(name) and name[:5] != "/job:"]
-    known = dict(zip(own, resolve(own, 1) if own else [], strict=True))
-    full = connection.resolve([known.get(name, name) for name in names])
+    local = [name for name in names if not connection.names_remote(name) and name[:5] != "/job:"]
+    resolved = dict(zip(local, resolve(local, 1) if local else [], strict=True))
+    full = connection.resolve([resolved.get(name, name) for name in names])
     if len(set(full)) < len(full):
         raise DeviceError(f"devices={names}: expected one or more different names.")
     return full
@@ -294,7 +295,6 @@ def refuse_remote(devices: object, what: str, reason: str) -> None:
 
 
 def _normalized(devices: str | Sequence[str]) -> list[str]:
-    """Returns names such as `/device:gpu:0` in the form `GPU:0`."""
     names = [devices] if isinstance(devices, str) else list(devices)
     return [name.upper().removeprefix("/").removeprefix("DEVICE:") for name in names]
 

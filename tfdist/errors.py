@@ -267,12 +267,11 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     given, words = str(word), list(known)
     similar = difflib.get_close_matches(given, words, n=1, cutoff=0.7)
     if not similar:
-        similar = [w for w in words if given.lstrip("-") == _initials(w)][:_MAX_WORDS]
+        similar = [
+            w
+            for w in words
+            if given.lstrip("-") == "".join(part[:1] for part in re.split("[-_]", w))
+        ][:_MAX_WORDS]
     if not similar and len(given) >= _MIN_PART:
         similar = [w for w in words if given in w][:_MAX_WORDS]
     return f" Did you mean {' or '.join(similar)}?" if similar else ""
-
-
-def _initials(word: str) -> str:
-    """Returns the initials of the parts of a flag or a name."""
-    return "".join(part[:1] for part in re.split("[-_]", word))

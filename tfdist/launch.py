@@ -15,14 +15,14 @@ from typing import Any
 
 from tfdist.cluster import discover
 from tfdist.cluster.environments import slurm
-from tfdist.cluster.launcher import manifests, mpirun, plan, processes, train_flags
+from tfdist.cluster.launcher import manifests, mpirun, plan, processes
 from tfdist.cluster.launcher.options import Options, parse
 from tfdist.cluster.launcher.plan import Process
 from tfdist.cluster.launcher.processes import Streams
 from tfdist.cluster.launcher.restarts import Elastic, Failure, Restarts, run_with_restarts
 from tfdist.cluster.messages import SECRET, secret_environ
 from tfdist.cluster.networks import check_own_name, interface_towards
-from tfdist.console import command
+from tfdist.console import command, settings_file
 from tfdist.console.settings_file import Setting
 from tfdist.errors import ClusterError, ConfigurationError
 from tfdist.strategies import STRATEGIES, current_name
@@ -107,7 +107,7 @@ def with_strategy(options: Options) -> Options:
     """
     found = _named(options)
     declared = STRATEGIES.get(current_name(found.strategy))
-    by_tensorflow = "tensorflow" in train_flags.values(found.command, "--process-group")[-1:]
+    by_tensorflow = "tensorflow" in settings_file.flag_values(found.command, "--process-group")[-1:]
     by_horovod = declared is not None and declared.by_horovod and not by_tensorflow
     return replace(found, by_horovod=by_horovod)
 
@@ -280,16 +280,16 @@ def _print_for_each_host(options: Options) -> None:
 
 
 def _named(options: Options) -> Options:
-    """Returns the options with the name of the strategy."""
-    flags = train_flags.values(options.command, "--strategy")
+    flags = settings_file.flag_values(options.command, "--strategy")
     if not options.is_training_command:
         return replace(options, strategy=flags[-1] if flags else "")
-    mesh = train_flags.values(options.command, "--mesh")
+    mesh = settings_file.flag_values(options.command, "--mesh")
     if mesh and not flags:
-        process_group = (train_flags.values(options.command, "--process-group") or ["auto"])[-1]
+        groups = settings_file.flag_values(options.command, "--process-group")
+        process_group = groups[-1] if groups else "auto"
         strategy = parse_mesh(mesh[-1]).strategy(process_group, options.num_workers)
         return replace(options, strategy=strategy)
-    named = train_flags.setting(options.command, "strategy")
+    named = settings_file.setting(options.command, "strategy")
     if named is None and options.num_workers + options.num_ps > 1:
         suitable = _suitable(options)
         return replace(

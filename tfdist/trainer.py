@@ -14,8 +14,8 @@ from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.cluster.remote import connection
-from tfdist.cluster.watchdog.watchdog import Watchdog
-from tfdist.console import sizes, streams
+from tfdist.cluster.watchdog.heartbeat import Watchdog
+from tfdist.console import streams, units
 from tfdist.errors import ConfigurationError
 from tfdist.loops import interrupts, model_methods
 from tfdist.loops.callbacks import create_callback_list
@@ -528,7 +528,7 @@ class Trainer:
         of_weights = {
             variable.path: f"{variable.dtype} {tuple(variable.shape)}, "
             + ", ".join(
-                f"{sizes.format_bytes(num_bytes)} on {connection.short(device)}"
+                f"{units.format_bytes(num_bytes)} on {connection.short(device)}"
                 for device, num_bytes in bytes_by_device([variable]).items()
             )
             for variable in (self.model.variables if weights else ())
@@ -554,7 +554,6 @@ class Trainer:
         handlers: EpochDataHandlers,
         validation: ValidationData | None,
     ) -> CheckpointHooks:
-        """Returns the checkpointing of one `fit`."""
         number = self.last_fit.number
         if self.checkpoints is not None:
             number += 1

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.callbacks import progress, progress_line
+from tfdist.callbacks import progress
 from tfdist.callbacks.progress import ProgressBar
 
 STATS = SimpleNamespace(
@@ -62,7 +62,7 @@ def test_redraws_one_line_on_a_terminal(
     [(0.123, "0.12"), (9.99, "10"), (999, "999"), (7843.2, "7.8k"), (2.5e6, "2.5M")],
 )
 def test_formats_numbers(number: float, text: str) -> None:
-    assert progress_line.short(number) == text
+    assert progress.short(number) == text
 
 
 def test_verbose_0_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

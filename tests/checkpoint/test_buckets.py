@@ -16,7 +16,7 @@ from tests.support import buckets
 from tests.support.buckets import Fault, Proxy
 from tests.support.training import X, Y
 from tfdist.checkpoint import bucket_lock, manifest
-from tfdist.checkpoint.locations import checkpoints_of, store_at
+from tfdist.checkpoint.bucket_store import checkpoints_of, store_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.snapshot import Packed, Snapshot
 from tfdist.checkpoint.store import Place, load

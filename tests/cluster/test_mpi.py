@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.packages import needs_mpi
 from tests.support.starting import ENVIRON, run
-from tfdist.cluster import Cluster, exchange_addresses, mpi_library
+from tfdist.cluster import Cluster, exchange_addresses
+from tfdist.cluster.launcher import mpirun
 from tfdist.errors import ClusterError
 
 
@@ -29,23 +30,23 @@ def program(folder: Path, name: str, message: str = "", code: int = 0) -> None:
 )
 def test_detects_the_mpi_library(message: str, kind: str, version: str, tmp_path: Path) -> None:
     program(tmp_path, "mpirun", message)
-    result = mpi_library.find(str(tmp_path))
-    assert result == mpi_library.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
+    result = mpirun.find(str(tmp_path))
+    assert result == mpirun.Mpi(kind, version, str(tmp_path / "mpirun"), compiler=None)
     assert str(result) == f"{kind} {version}".strip()
 
 
 def test_compiler_is_on_the_same_path(tmp_path: Path) -> None:
     program(tmp_path, "mpirun", "mpirun (Open MPI) 5.0.11")
     program(tmp_path, "mpicxx")
-    result = mpi_library.find(str(tmp_path))
+    result = mpirun.find(str(tmp_path))
     assert result is not None
     assert result.compiler == str(tmp_path / "mpicxx")
 
 
 def test_broken_mpirun_is_ignored(tmp_path: Path) -> None:
-    assert mpi_library.find(str(tmp_path)) is None
+    assert mpirun.find(str(tmp_path)) is None
     program(tmp_path, "mpirun", "mpirun (Open MPI) 4.1.4", code=1)
-    assert mpi_library.find(str(tmp_path)) is None
+    assert mpirun.find(str(tmp_path)) is None
 
 
 PROGRAM = """
@@ -60,8 +61,8 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 @needs_mpi
 def test_ranks_under_mpirun_find_each_other() -> None:
     pytest.importorskip("mpi4py.MPI", exc_type=ImportError)
-    mpirun = ("mpirun", "--oversubscribe", "-np", "2")
-    done = run(*mpirun, sys.executable, "-c", PROGRAM, env=ENVIRON | AS_ROOT)
+    command = ("mpirun", "--oversubscribe", "-np", "2")
+    done = run(*command, sys.executable, "-c", PROGRAM, env=ENVIRON | AS_ROOT)
     first, second = sorted(line.split() for line in done.stdout.splitlines())
     assert first[:4] == ["0", "2", "0", "2"]
     assert second[:4] == ["1", "2", "1", "2"]

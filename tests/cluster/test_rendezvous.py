@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.support.waiting import wait_for
-from tfdist.cluster import Cluster, exchange_addresses, networks, relay, rendezvous
+from tests.support.commands import wait_for
+from tfdist.cluster import Cluster, exchange_addresses, messages, networks, rendezvous
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import ClusterError
 
@@ -72,7 +72,7 @@ def test_workers_learn_all_addresses_from_a_master(size: int) -> None:
 
 
 def test_addresses_reach_the_leaves_of_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "FANOUT", 2)
+    monkeypatch.setattr(messages, "FANOUT", 2)
     outcomes = exchange(with_master(9))  # three hops to rank 7
     assert not errors(outcomes)
     (addresses,) = {one.addresses for one in outcomes if isinstance(one, Cluster)}
@@ -82,7 +82,7 @@ def test_addresses_reach_the_leaves_of_a_tree(monkeypatch: pytest.MonkeyPatch) -
 def test_lost_parent_in_the_tree_raises() -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     with pytest.raises(ClusterError, match=r"Rank 20 did not receive .* addresses from rank 1 at"):
-        asyncio.run(relay.fetch(address, 20))
+        asyncio.run(messages.fetch(address, 20))
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.packages import needs_horovod
 from tfdist.cluster import liveness
-from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher import plan
 from tfdist.cluster.launcher.plan import LOCAL, slots
 from tfdist.cluster.liveness import roll_call, silent
 from tfdist.cluster.networks import reserved_ports
@@ -26,7 +26,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pass
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
-    with horovod.rendezvous_server(slots({LOCAL: 3}), port):
+    with plan.horovod_rendezvous(slots({LOCAL: 3}), port):
         yield
 
 

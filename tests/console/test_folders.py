@@ -1,4 +1,4 @@
-"""Where files go that no flag names: without a home, a temporary folder, or a short path."""
+"""Where files go that no flag names, and how a file is replaced atomically."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.starting import ENVIRON, run
 from tfdist.console import folders
+from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
 
 
@@ -82,3 +83,28 @@ def test_deleted_working_directory_is_one_line(module: str, tmp_path: Path) -> N
     done = run("sh", "-c", command, sys.executable, module, cwd=tmp_path, env=ENVIRON, code=1)
     assert done.stderr.startswith("error: The working directory of this process was deleted.")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_replaces_the_text_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    for text in ("old", "new"):
+        with replacing(path) as temporary:
+            assert temporary.suffix == path.suffix
+            temporary.write_text(text)
+        assert path.read_text() == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failed_write_keeps_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tfdist.console import sizes, tables
+from tfdist.console import tables, units
 from tfdist.errors import ConfigurationError
 
 
@@ -36,27 +36,27 @@ def test_headings_wrap_before_names_and_numbers(
 
 
 def test_sizes_are_parsed_and_formatted() -> None:
-    assert sizes.num_bytes("24GB") == 24 * 10**9
-    assert sizes.num_bytes("1.5 GiB") == 3 << 29
-    assert sizes.num_bytes("512") == 512
-    assert sizes.num_bytes("3G") == 3 * 10**9
-    assert sizes.format_bytes(1_440_000_000) == "1.44 GB"
-    assert sizes.format_bytes(16_000_000) == "16 MB"
+    assert units.num_bytes("24GB") == 24 * 10**9
+    assert units.num_bytes("1.5 GiB") == 3 << 29
+    assert units.num_bytes("512") == 512
+    assert units.num_bytes("3G") == 3 * 10**9
+    assert units.format_bytes(1_440_000_000) == "1.44 GB"
+    assert units.format_bytes(16_000_000) == "16 MB"
 
 
 def test_rates_are_in_bits_or_bytes() -> None:
-    assert sizes.bytes_per_second("25Gb") == 25e9 / 8
-    assert sizes.bytes_per_second("100Mbit/s") == 100e6 / 8
-    assert sizes.bytes_per_second("3GB") == 3e9
+    assert units.bytes_per_second("25Gb") == 25e9 / 8
+    assert units.bytes_per_second("100Mbit/s") == 100e6 / 8
+    assert units.bytes_per_second("3GB") == 3e9
 
 
 @pytest.mark.parametrize("text", ["24Gb", "much", "-1GB"])
 def test_invalid_size_raises(text: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a size like"):
-        sizes.num_bytes(text)
+        units.num_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["25G", "0Gb", "fast"])
 def test_invalid_rate_raises(text: str) -> None:
     with pytest.raises(ConfigurationError, match="expected a bandwidth"):
-        sizes.bytes_per_second(text)
+        units.bytes_per_second(text)

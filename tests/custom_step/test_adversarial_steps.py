@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
-from tests.support.precision import computing_in
+from tests.support.training import computing_in
 from tfdist import strategies
 from tfdist.custom_step import trial
 from tfdist.custom_step.traced_step import infer_reductions

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tests.support.commands import wait_for
 from tests.support.starting import python
-from tests.support.waiting import wait_for
 from tfdist.errors import REQUEUE, TERMINATED, Preempted
 from tfdist.loops import interrupts
 from tfdist.loops.data_handler import DataHandler

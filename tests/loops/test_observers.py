@@ -14,7 +14,7 @@ import tensorflow as tf
 from tests.support.training import FIT, build, mirrored
 from tfdist.loops.callbacks import may_change_model
 from tfdist.strategies import mirrored_variables
-from tfdist.strategies.replica_sync import FullReplicaSync
+from tfdist.strategies.variables import FullReplicaSync
 
 
 class OnBatches(keras.callbacks.Callback):

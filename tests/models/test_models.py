@@ -183,7 +183,7 @@ def test_alexnet_columns_merge_in_the_third_convolution() -> None:
 
 
 def test_normalisation_of_alexnet() -> None:
-    from tfdist.models.builders.alexnet import _local_response_norm
+    from tfdist.models.builders.cnn import _local_response_norm
 
     inputs = keras.Input((3, 3, 7))
     model = keras.Model(inputs, _local_response_norm(inputs))

@@ -15,8 +15,8 @@ import pytest
 
 from tests.processes.reporting import SECONDS as LIMIT
 from tests.processes.reporting import SIZE
+from tests.support.commands import wait_for
 from tests.support.starting import SECONDS, piped
-from tests.support.waiting import wait_for
 from tfdist.errors import PEER_LOST
 
 #: By fault: the message that the other workers print.

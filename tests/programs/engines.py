@@ -17,7 +17,7 @@ from tests.conformance.engines import create_strategy, of_known_length
 from tests.conformance.results import Result, collect, compare
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
-from tests.support.precision import computing_in
+from tests.support.training import computing_in
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from keras import layers, ops
 
 import tfdist
 from tests.conformance.engines import create_strategy
-from tests.support.precision import computing_in
+from tests.support.training import computing_in
 from tfdist.rows import Reduction, Rows
 
 NUM_ROWS = 6

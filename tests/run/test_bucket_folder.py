@@ -15,11 +15,11 @@ import pytest
 
 from tests.support import ROOT, buckets
 from tests.support.buckets import Fault, Proxy
+from tests.support.commands import wait_for
 from tests.support.starting import python
-from tests.support.waiting import wait_for
 from tfdist import train
 from tfdist.checkpoint import __main__ as checkpoint
-from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.bucket_store import store_at
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError
 from tfdist.run import mirror

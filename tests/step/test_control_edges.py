@@ -9,6 +9,7 @@ import keras
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.python.ops import op_selector
 
 from tfdist import strategies
 from tfdist.model_setup import build
@@ -67,3 +68,26 @@ def edges_per_variable(name: str, num_replicas: int, depth: int) -> float:
 def test_control_edges_per_variable_are_independent_of_depth(name: str, num_replicas: int) -> None:
     shallow, deep = (edges_per_variable(name, num_replicas, depth) for depth in (4, 16))
     assert deep < 1.2 * shallow
+
+
+def num_ops_visited(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
+    """Traces a step, and returns how many ops TensorFlow visits while it searches for variables."""
+    original, visited = op_selector.get_backward_walk_ops, []
+
+    def counting(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        visited.extend(result)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(op_selector, "get_backward_walk_ops", counting)
+        traced_step("mirrored", 2, depth, lambda: layers.BatchNormalization(synchronized=True))
+    assert visited
+    return len(visited)
+
+
+def test_all_reduce_does_not_search_the_layers_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shallow, deep = (num_ops_visited(monkeypatch, depth) for depth in (2, 6))
+    assert deep < 3.5 * shallow

@@ -1,19 +1,23 @@
-"""The abstract strategy, a strategy in 56 lines, and the clock of a step."""
+"""The abstract strategy, one in 56 lines, the clock of a step, and summaries in steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras import layers
 
+import tfdist
 from tests.strategies.every_second_step import EverySecondStep
+from tests.support.training import X, Y
 from tfdist import Trainer
 from tfdist.groups.base import LocalGroup
-from tfdist.strategies import clock
+from tfdist.strategies import inner_loop
 from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
@@ -90,14 +94,16 @@ def test_equals_accumulation_over_two_steps_on_one_device() -> None:
 @pytest.mark.parametrize("ahead", [True, False])
 def test_end_of_a_step_waits_for_the_device(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second CPU device simulates a GPU. Counts ops in the graph optimized by TensorFlow."""
-    monkeypatch.setattr(clock, "_runs_ahead", lambda device: ahead and device.endswith("CPU:1"))
+    monkeypatch.setattr(
+        inner_loop, "_runs_ahead", lambda device: ahead and device.endswith("CPU:1")
+    )
 
     @tf.function(autograph=False)
     def timed(x: tf.Tensor) -> tf.Tensor:
         with tf.device("CPU:1"):
             done = tf.linalg.matmul(x, x)
         with tf.name_scope("timed"):
-            return clock.after([done, None])
+            return inner_loop.time_after([done, None])
 
     run = graphs_run_by(lambda: timed(tf.ones([3, 3])))
     nodes = {node.name: node for one in run for part in one.partition_graphs for node in part.node}
@@ -122,3 +128,30 @@ def test_interface_stays_small() -> None:
         *("scope", "translate_errors", "describe", "summary"),
     }
     assert vars(OneDevice()).keys() | {"name"} == attributes
+
+
+class Written(layers.Layer):
+    """Writes the mean of its inputs."""
+
+    def call(self, inputs: Any) -> Any:
+        tf.summary.scalar("written", tf.reduce_mean(inputs), step=0)
+        return inputs
+
+
+def build_with_summaries() -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), Written(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "towers"])
+def test_summary_is_written_once_for_each_step(strategy: str, tmp_path: Path) -> None:
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    trainer = tfdist.Trainer(build_with_summaries, strategy=strategy, devices=2)
+    with writer.as_default():
+        trainer.fit(X[:8], Y[:8], batch_size=4, verbose=0)
+    writer.close()
+    (file,) = tmp_path.iterdir()
+    events = tf.compat.v1.train.summary_iterator(str(file))
+    names = [value.tag.split("/")[-1] for event in events for value in event.summary.value]
+    assert names == ["written"] * 2

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.hosts import Hosts, NotAllowedError, make_hosts
 from tests.studies.plan_links_worker import SIZES
 from tests.support import ROOT
-from tfdist.console import sizes, table_files
+from tfdist.console import tables, units
 from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, ring, step
 
 PROCESSES = (2, 3, 4)
@@ -51,7 +51,7 @@ def main() -> int:
     for row in [_HEADER, *rows]:
         print("  ".join(f"{cell:>11}" for cell in row))
     if chosen.table:
-        table_files.write(chosen.table, _HEADER, rows)
+        tables.write_file(chosen.table, _HEADER, rows)
     return 0
 
 
@@ -75,8 +75,8 @@ def compare(hosts: Hosts, rates: Sequence[str]) -> list[list[str]]:
             adds = max(0.0, free["step"] - alone)
             rows = []
             for rate in rates:
-                hosts.network.slow(sizes.bytes_per_second(rate))
-                link = Link(PAYLOAD * sizes.bytes_per_second(rate), 0.0)
+                hosts.network.slow(units.bytes_per_second(rate))
+                link = Link(PAYLOAD * units.bytes_per_second(rate), 0.0)
                 plan = _Plan(len(workers), profile, link)
                 rows += _rows(rate, plan, adds, _ask(workers))
         except json.JSONDecodeError:
@@ -113,7 +113,7 @@ class _Plan(NamedTuple):
 def _rows(rate: str, plan: _Plan, adds: float, slow: Any) -> list[list[str]]:
     """Returns predictions and measurements for a rate; `adds`: a step's own overhead."""
     results = [
-        (f"sum of {sizes.format_bytes(size)}", plan.seconds(0.0, size), seconds)
+        (f"sum of {units.format_bytes(size)}", plan.seconds(0.0, size), seconds)
         for size, seconds in zip(SIZES, slow["sums"], strict=True)
     ]
     whole = plan.seconds(slow["compute"] + adds, plan.profile.gradient_bytes)

@@ -1,9 +1,11 @@
-"""Runs commands with `--help`, which must print without importing TensorFlow."""
+"""Runs commands with `--help`, which must not import TensorFlow, and waits for processes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 
 from tests.support import ROOT
 
@@ -49,3 +51,11 @@ def _without_tensorflow(flag: str, *commands: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
+    """Waits until a condition holds, and fails on a time-out."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"timed out after {seconds:.0f} s"
+        time.sleep(0.05)

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 
-from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher import plan
 
 _NO_HOROVOD = "Horovod is not installed: make horovod"
 
-needs_horovod = pytest.mark.skipif(not horovod.installed(), reason=_NO_HOROVOD)
+needs_horovod = pytest.mark.skipif(not plan.horovod_installed(), reason=_NO_HOROVOD)
 needs_mpi = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin"
 )
@@ -18,7 +18,7 @@ needs_mpi = pytest.mark.skipif(
 
 def require_horovod() -> None:
     """Skips the running test without Horovod."""
-    if not horovod.installed():
+    if not plan.horovod_installed():
         pytest.skip(_NO_HOROVOD)
 
 

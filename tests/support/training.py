@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +169,16 @@ def replica_weights(model: keras.Model) -> list[list[np.ndarray]]:
 def steps(model: keras.Model) -> int:
     """Returns the optimizer's step count."""
     return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+
+
+@contextmanager
+def computing_in(dtype: str) -> Iterator[None]:
+    """Sets the dtype of Keras in a block, that of its variables included."""
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx(dtype)
+    keras.config.set_dtype_policy(dtype)
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(floatx)
+        keras.config.set_dtype_policy(policy)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
+from tfdist.console import figures
+from tfdist.console.figures import Curve
 from tfdist.console.files import replacing
 
 # Drawing takes about 0.2 s, which is too much after every epoch if epochs are short.
@@ -87,23 +85,16 @@ def figure(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: 
         curves: The values of each metric in these epochs; NaN where there is none.
         title: Title of the figure.
     """
-    names = list(dict.fromkeys(name.removeprefix("val_") for name in curves))
-    columns = min(len(names), _MAX_COLUMNS)
-    rows = math.ceil(len(names) / columns)
-    # Not pyplot, which has global state and may need a window system.
-    result = Figure(figsize=(5.0 * columns, 4.0 * rows), layout="constrained")
-    FigureCanvasAgg(result)
-    result.suptitle(title)
-    panels = result.subplots(rows, columns, squeeze=False).flat
-    for axes, name in itertools.zip_longest(panels, names):
-        if name is None:
-            axes.remove()
-            continue
-        for label, curve in (("training", name), ("validation", f"val_{name}")):
-            if curve in curves:
-                axes.plot(epochs, curves[curve], marker=".", label=label)
-        axes.set(title=name, xlabel="epoch", xlim=(epochs[0] - 0.5, epochs[-1] + 0.5))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.grid(alpha=0.3)
-        axes.legend()
+    labels = {"": "training", "val_": "validation"}
+    panels = {
+        name: [
+            Curve(label, epochs, curves[prefix + name])
+            for prefix, label in labels.items()
+            if prefix + name in curves
+        ]
+        for name in dict.fromkeys(name.removeprefix("val_") for name in curves)
+    }
+    result = figures.panels(panels, "epoch", title=title, columns=_MAX_COLUMNS, size=(5.0, 4.0))
+    for axes in result.axes:
+        axes.set(xlim=(epochs[0] - 0.5, epochs[-1] + 0.5))
     return result

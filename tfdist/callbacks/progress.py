@@ -6,15 +6,20 @@ prints one line per epoch, and one every 30 seconds within long epochs.
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import keras
+import numpy as np
 
-from tfdist.callbacks import progress_line
+from tfdist.console import units
+from tfdist.devices import GpuUse
 
 Logs = Mapping[str, float] | None
 
@@ -22,6 +27,7 @@ Logs = Mapping[str, float] | None
 _REDRAW_SECONDS = 0.05
 #: Time between two lines within an epoch where nothing can be redrawn.
 _LINE_SECONDS = 30.0
+_BAR = 20
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
@@ -99,12 +105,12 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         now = time.monotonic()
         if self.verbose == 1 and now - self._drawn >= _REDRAW_SECONDS:
             self._drawn = now
-            line = progress_line.with_bar(*self._state(logs))
-            self._length = progress_line.redraw(line, self._length)
+            line = with_bar(*self._state(logs))
+            self._length = redraw(line, self._length)
         elif self.verbose == 2 and now - max(self._drawn, self._began) >= _LINE_SECONDS:
             self._drawn = now
             left = self._seconds_left(now - self._began)
-            print(progress_line.without_bar(*self._state(logs), left), flush=True)
+            print(without_bar(*self._state(logs), left), flush=True)
 
     def _seconds_left(self, seconds: float) -> float | None:
         """Returns the time until the last epoch ends, as far as it is known."""
@@ -118,24 +124,103 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
             self.target = self.seen
         self.seen = self.target
         if self.verbose == 1:  # not truncated, because it is not redrawn any more
-            line = progress_line.with_bar(*self._state(logs))
+            line = with_bar(*self._state(logs))
             print(f"\r{line.ljust(self._length)}", flush=True)
         elif self.verbose:
-            print(progress_line.without_bar(*self._state(logs)), flush=True)
+            print(without_bar(*self._state(logs)), flush=True)
 
     def _state(self, logs: Logs) -> tuple[int, int | None, float, str, Mapping[str, float]]:
         """Returns completed and total steps, seconds, the throughput as text, and the metrics."""
         seconds = time.monotonic() - self._began
         stats = self._stats
         if self._trains and stats.examples_per_second:  # excludes the time of compilation
-            pace = progress_line.pace(
+            rate = pace(
                 stats.seconds_per_step, stats.examples_per_second, stats.data_wait_share,
                 stats.gpu_use,
             )  # fmt: skip
         else:
-            pace = progress_line.pace(seconds / max(self.seen, 1), 0.0, 0.0)
-        return self.seen, self.target, seconds, pace, dict(logs or {})
+            rate = pace(seconds / max(self.seen, 1), 0.0, 0.0)
+        return self.seen, self.target, seconds, rate, dict(logs or {})
 
 
 def _can_redraw() -> bool:
     return sys.stdout.isatty() or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
+
+
+def without_bar(
+    made: int,
+    target: int | None,
+    seconds: float,
+    pace: str,
+    logs: Mapping[str, float],
+    seconds_left: float | None = None,
+) -> str:
+    """Returns a line for a log: `4/4 - 1s - 8ms/step - 7.8k rows/s - loss: 0.1234`."""
+    left = [] if seconds_left is None else [f"ETA {timedelta(seconds=round(seconds_left))}"]
+    head = [f"{made}/{target or made}", f"{seconds:.0f}s", *left]
+    return " - ".join([*head, pace, *_metrics(logs)])
+
+
+def with_bar(
+    made: int, target: int | None, seconds: float, pace: str, logs: Mapping[str, float]
+) -> str:
+    """Returns the line for a terminal, with a bar and the remaining time."""
+    if not target:
+        return " - ".join([f"{made}/Unknown", f"{seconds:.0f}s {pace}", *_metrics(logs)])
+    done = min(_BAR, _BAR * made // target)
+    left = seconds / made * (target - made) if made else 0.0
+    count = f"{made:{len(str(target))}d}/{target} {'━' * done}{'╺' * (_BAR - done)}"
+    return " - ".join(
+        [f"{count} {left if made < target else seconds:.0f}s {pace}", *_metrics(logs)]
+    )
+
+
+def redraw(line: str, length_before: int) -> int:
+    """Overwrites the previous line, truncated to the terminal, and returns the new length."""
+    width = shutil.get_terminal_size().columns - 1  # some terminals wrap at the last column
+    shown = line if len(line) <= width else f"{line[: width - 1]}…"
+    sys.stdout.write(f"\r{shown.ljust(length_before)}")
+    sys.stdout.flush()
+    return len(shown)
+
+
+def pace(
+    seconds_per_step: float,
+    rows_per_second: float,
+    data_wait_share: float,
+    gpu_use: GpuUse | None = None,
+) -> str:
+    """Returns `8ms/step - 7.8k rows/s - waiting for data 12 %`; without rows, the first part.
+
+    With the use of GPUs, ` - GPU 87 %, 10.2 GB` follows.
+    """
+    parts = [_duration(seconds_per_step)]
+    if rows_per_second:
+        parts += [f"{short(rows_per_second)} rows/s", f"waiting for data {data_wait_share:.0%}"]
+    if gpu_use:
+        parts.append(f"GPU {gpu_use.busy:.0%}, {units.format_bytes(gpu_use.memory)}")
+    return " - ".join(parts).replace("%", " %")
+
+
+def short(number: float) -> str:
+    """Returns a number with a metric prefix: `7.8k`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
+def _duration(seconds: float) -> str:
+    """Returns the time per step in the format of Keras's progress bar."""
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.0f}s/step"
+    return f"{seconds * 1e3:.0f}ms/step" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us/step"
+
+
+def _metrics(logs: Mapping[str, float]) -> list[str]:
+    return [f"{name}: {_number(float(np.mean(value)))}" for name, value in logs.items()]
+
+
+def _number(value: float) -> str:
+    plain = not math.isfinite(value) or value == 0 or abs(value) > 1e-3
+    return f"{value:.4f}" if plain else f"{value:.4e}"

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.locations import checkpoints_of
+    from tfdist.checkpoint.bucket_store import checkpoints_of
 
     rows, problems = [], []
     for checkpoint in checkpoints_of(path):
@@ -66,7 +66,7 @@ def _list(path: str) -> int:
 
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.locations import checkpoints_of
+    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.checkpoint.snapshot import Snapshot
     from tfdist.checkpoint.store import load
 
@@ -83,7 +83,7 @@ def _inspect(path: str) -> int:
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.locations import checkpoints_of
+    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.checkpoint.store import load
 
     num_problems = 0
@@ -99,8 +99,8 @@ def _verify(path: str) -> int:
 
 
 def _export(path: str, target: Path) -> int:
+    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.checkpoint.export import export
-    from tfdist.checkpoint.locations import checkpoints_of
 
     newest = checkpoints_of(path)[0]
     export(newest, target)

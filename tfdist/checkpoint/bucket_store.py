@@ -1,4 +1,4 @@
-"""Checkpoints in an object store (`s3://`, `gs://`, `az://`).
+"""Checkpoints in an object store (`s3://`, `gs://`, `az://`), and the store of any folder.
 
 A checkpoint is written to a local staging folder first, by the code for local folders, and then
 uploaded file by file, the manifest last. A folder without a manifest comes from an interrupted
@@ -9,6 +9,8 @@ folder.
 from __future__ import annotations
 
 import contextlib
+import os
+import posixpath
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pipelines
+from pipelines import storage
 from pipelines.storage import RemotePath
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
@@ -176,3 +179,38 @@ def _complete(files_of: Mapping[Place, Mapping[str, int]]) -> list[Place]:
 
 def _is_complete(files: Mapping[str, int]) -> bool:
     return manifest.NAME in files
+
+
+def store_at(
+    folder: str | os.PathLike[str], before_upload: Callable[[], None] | None = None
+) -> Store:
+    """Returns the checkpoints in a folder.
+
+    Args:
+        folder: A local folder, the URL of one in an object store, or another path that
+            `tf.io.gfile` supports.
+        before_upload: As for `BucketStore`; is not called for other folders.
+    """
+    path = os.fspath(folder)
+    if storage.is_object_store(path):
+        return BucketStore(path, before_upload)
+    return Store(str(storage.at(path)) if path.startswith("file://") else path)
+
+
+def checkpoints_of(path: str) -> list[str]:
+    """Returns the checkpoints that a path refers to, the newest first.
+
+    Args:
+        path: A checkpoint, a folder of checkpoints, or a run folder; local or a URL.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    for folder in (path, posixpath.join(path, "checkpoints")):
+        if places := (store := store_at(folder)).places():
+            return [store.path(place) for place in places]
+    if manifest.exists(path):
+        return [path.rstrip("/")]
+    raise ConfigurationError(
+        f"{path}: expected a checkpoint, a folder of checkpoints, or a run folder."
+    )

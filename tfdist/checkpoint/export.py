@@ -10,7 +10,7 @@ import keras
 from tfdist.checkpoint import variables
 from tfdist.checkpoint.snapshot import Snapshot
 from tfdist.checkpoint.store import load
-from tfdist.console import table_files
+from tfdist.console import tables
 from tfdist.errors import ConfigurationError, first_line
 
 #: The key of the model's architecture in a saved state.
@@ -38,7 +38,7 @@ def export(checkpoint: str, target: Path) -> None:
         ConfigurationError: The checkpoint is damaged or has no architecture, or the target exists
             or has another suffix, or its folder does not exist.
     """
-    table_files.check(str(target), ".keras", ".weights.h5", or_folder=True)
+    tables.check_path(str(target), ".keras", ".weights.h5", or_folder=True)
     if target.exists():
         raise ConfigurationError(f"{target} already exists: choose another name.")
     saved = Snapshot.unpacked(load(checkpoint), checkpoint)

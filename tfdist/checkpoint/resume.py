@@ -14,10 +14,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.locations import store_at
-from tfdist.checkpoint.own_shards import NO_SHARDS, OwnShards
+from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.settings import Checkpoints
-from tfdist.checkpoint.snapshot import Packed, Shard, Snapshot, prefix_in, slice_specs
+from tfdist.checkpoint.snapshot import (
+    NO_SHARDS,
+    OwnShards,
+    Packed,
+    Shard,
+    Snapshot,
+    prefix_in,
+    slice_specs,
+)
 from tfdist.checkpoint.store import Place, Store, load, verified_files
 from tfdist.errors import ConfigurationError
 from tfdist.groups.agreement import from_rank0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tfdist.console import durations
+from tfdist.console import units
 from tfdist.errors import ConfigurationError
 
 #: What happens if a checkpoint cannot be written.
@@ -88,7 +88,7 @@ class Checkpoints:
     @property
     def seconds(self) -> float | None:
         """Seconds between two checkpoints; None if `every` is not a time."""
-        return durations.seconds(str(self.every)) or None
+        return units.seconds(str(self.every)) or None
 
     def of_fit(self, number: int) -> Checkpoints:
         """Returns the options of a trainer's n-th `fit` (from 1), each with a folder of its own."""

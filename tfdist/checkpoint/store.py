@@ -22,8 +22,7 @@ import pipelines
 from pipelines import storage
 from tfdist.checkpoint import manifest
 from tfdist.checkpoint.manifest import DamagedError, UnreadableError
-from tfdist.checkpoint.own_shards import NO_SHARDS, OwnShards
-from tfdist.checkpoint.snapshot import Packed, Snapshot
+from tfdist.checkpoint.snapshot import NO_SHARDS, OwnShards, Packed, Snapshot
 from tfdist.console.folders import download_folder
 from tfdist.errors import ConfigurationError
 

@@ -15,8 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.own_shards import OwnShards, ShardRange
-from tfdist.checkpoint.snapshot import Shard, Snapshot
+from tfdist.checkpoint.snapshot import OwnShards, Shard, ShardRange, Snapshot
 from tfdist.errors import ConfigurationError
 from tfdist.groups.base import ProcessGroup
 from tfdist.strategies.base import Strategy

@@ -1,6 +1,7 @@
 """Terminates a process that waits too long for other workers, with a specific exit code.
 
-`waiting` limits the time before the heartbeats of the watchdog begin.
+`waiting` limits the time before the heartbeats of the watchdog begin. A file for each waiting
+worker shows the launcher that others wait for one that has ended, before this time has passed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from tfdist.errors import PEER_LOST
@@ -98,3 +100,28 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
             yield
         finally:
             finished.set()
+
+
+#: The variable with the path of the folder. Only workers of a launcher have it.
+WAITING_FOLDER = "TFDIST_WAITING"
+
+
+@contextlib.contextmanager
+def shown_as_waiting(rank: int) -> Iterator[None]:
+    """Shows that a worker waits for the others within the block."""
+    if not (folder := os.environ.get(WAITING_FOLDER)):
+        yield
+        return
+    file = Path(folder) / str(rank)
+    with contextlib.suppress(OSError):  # the launcher has ended, or the disk is full
+        file.touch()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def waiting_ranks(folder: str) -> set[str]:
+    """Returns the ranks of the waiting workers; empty without a folder."""
+    return {file.name for file in Path(folder).iterdir()} if folder else set()

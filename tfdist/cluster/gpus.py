@@ -193,6 +193,5 @@ def _check_same(
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:
-    """Formats at most eight ranks."""
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     return ", ".join(map(str, ranks[:8])) + more

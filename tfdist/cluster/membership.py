@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 
-from tfdist.cluster import environments, rendezvous, waiting
+from tfdist.cluster import deadline, environments, rendezvous
 from tfdist.cluster.networks import bypass_proxy, free_ports
 from tfdist.cluster.record import Cluster as Cluster
 from tfdist.cluster.record import Environ, local_rank_and_size
@@ -95,7 +95,7 @@ def exchange_addresses(
             "workers only. Remove them, or use --strategy parameter_server."
         )
     if cluster.addresses or cluster.master:
-        with waiting.shown(cluster.rank):
+        with deadline.shown_as_waiting(cluster.rank):
             addresses, own_gpus = rendezvous.meet(cluster, seconds, gpus, share_gpus)
     elif cluster.size == 1:
         addresses, own_gpus = (f"localhost:{free_ports(1)[0]}",), list(range(len(gpus)))

@@ -25,7 +25,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfdist.cluster import gpus as gpus_of_workers
-from tfdist.cluster import messages, networks, relay
+from tfdist.cluster import messages, networks
 from tfdist.cluster.networks import check_free, reserved_ports
 from tfdist.cluster.record import Cluster, joined, split
 from tfdist.errors import ClusterError
@@ -187,7 +187,7 @@ class _Rank0:
         """Returns the addresses, or where to fetch them, for a worker that does not know them."""
         if self._problem or self._are_known:
             return {}
-        parent = relay.parent_of(rank)
+        parent = messages.parent_of(rank)
         return {"relay": self._workers[parent].relay} if parent else {"addresses": addresses}
 
     async def _listen(self) -> asyncio.Server:
@@ -292,7 +292,7 @@ async def _try_to_join(place: str, me: _Worker, known: tuple[str, ...]) -> Meeti
     local = writer.get_extra_info("sockname")[0]
     # Reserve the port until all workers have one, so that workers on one host get different ports.
     with _reserve_address(me, local) as address:
-        async with relay.Relay(me.rank, 0 if known else me.size, local) as children:
+        async with messages.Relay(me.rank, 0 if known else me.size, local) as children:
             places = {"address": address, "relay": children.address}
             answer = await _exchange(reader, writer, me.model_copy(update=places))
             _check(str(answer["problem"]))
@@ -300,7 +300,7 @@ async def _try_to_join(place: str, me: _Worker, known: tuple[str, ...]) -> Meeti
                 return Meeting(known, answer["gpus"])
             members: Mapping[str, Any] = answer
             if "addresses" not in answer:
-                members = await relay.fetch(answer["relay"], me.rank)
+                members = await messages.fetch(answer["relay"], me.rank)
             await children.pass_on({"addresses": members["addresses"]})
             return Meeting(tuple(members["addresses"]), answer["gpus"])
 
@@ -336,7 +336,6 @@ async def _exchange(
 
 
 def _check(problem: str) -> None:
-    """Raises a ClusterError if there is a problem."""
     if problem:
         raise ClusterError(messages.printable(problem, 4000))
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 import pipelines
 from pipelines import storage
+from pipelines.storage import is_url
 from tfdist.errors import ConfigurationError, first_line
 
 _EXPECTED = "expected lines like 'epochs: 3'"
@@ -57,7 +59,6 @@ def read(path: str) -> Layer:
 
 
 def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Layer:
-    """Returns the settings of a mapping, by key."""
     settings: dict[str, Setting] = {}
     for key, value in node.value:
         name = str(key.value)
@@ -72,3 +73,32 @@ def _settings(loader: yaml.SafeLoader, node: yaml.MappingNode, file: str) -> Lay
             }
             del settings[name]
     return settings
+
+
+def flag_values(command: Sequence[str], flag: str) -> list[str]:
+    """Returns the values of a flag, given as `--flag value` or `--flag=value`."""
+    given = []
+    for word, following in zip(command, (*command[1:], ""), strict=True):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            given.append(value if equals else following)
+    return given
+
+
+def setting(command: Sequence[str], field: str) -> Setting | None:
+    """Returns the value of a configuration field and where it was set; None if it is not set.
+
+    Flags take precedence over files, and later flags and files over earlier ones.
+
+    Raises:
+        ConfigurationError: A configuration file is invalid.
+    """
+    flag = f"--{field.replace('_', '-')}"
+    if flags := flag_values(command, flag):
+        return Setting(flags[-1], flag)
+    # A file that is missing here may exist on the workers' hosts. Workers report missing files.
+    files = [
+        file for file in flag_values(command, "--config") if is_url(file) or Path(file).exists()
+    ]
+    layers = [layer[field] for layer in map(read, files) if field in layer]
+    return layers[-1] if layers else None

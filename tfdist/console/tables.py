@@ -1,14 +1,19 @@
-"""Prints tables and text on the terminal in the same style for all commands."""
+"""Prints tables and text in the same style for all commands, and writes tables to files."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+
+from tfdist.console import files
+from tfdist.errors import ConfigurationError
 
 #: Plain text, in which brackets have no special meaning, or styled text.
 Cell = str | Text
@@ -109,3 +114,44 @@ def _paragraphs(
 def text(words: str) -> None:
     """Prints text, wrapped to the width of the terminal."""
     _console.print(words)
+
+
+def check_path(path: str | None, *suffixes: str, or_folder: bool = False) -> None:
+    """Checks the path of an output file before a measurement begins.
+
+    Args:
+        path: The file to write; None for no file.
+        *suffixes: The accepted suffixes, such as `.csv`.
+        or_folder: Whether to accept a path without a suffix, for a folder.
+
+    Raises:
+        ConfigurationError: The suffix is not supported, or the folder does not exist.
+    """
+    if path is None:
+        return
+    is_folder = or_folder and not Path(path).suffix
+    if not is_folder and not path.endswith(suffixes):
+        folder = ", or a folder without a suffix" if or_folder else ""
+        raise ConfigurationError(
+            f"{path}: expected a name that ends with {' or '.join(suffixes)}{folder}."
+        )
+    if not Path(path).parent.is_dir():
+        raise ConfigurationError(
+            f"{path}: the folder {Path(path).parent} does not exist. Create it first."
+        )
+
+
+def write_file(path: Path, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes a table as CSV if the name ends with `.csv`, otherwise as Markdown.
+
+    Args:
+        path: The file to write.
+        header: Column headings.
+        rows: The cells of each row. In Markdown, all columns but the first are right-aligned.
+    """
+    with files.replacing(path) as temporary, temporary.open("w", newline="") as file:
+        if path.suffix == ".csv":
+            csv.writer(file, lineterminator="\n").writerows([header, *rows])
+            return
+        ruler = ["---"] + ["---:"] * (len(header) - 1)
+        file.writelines(f"| {' | '.join(line)} |\n" for line in (header, ruler, *rows))

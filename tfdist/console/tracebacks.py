@@ -82,7 +82,6 @@ def show(error: BaseException) -> None:
 def _chain(
     error: traceback.TracebackException | None,
 ) -> Iterator[traceback.TracebackException]:
-    """Yields an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

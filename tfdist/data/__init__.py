@@ -1,11 +1,9 @@
 """The data of a recipe, chosen by `--data`: real data, a small substitute, or noise."""
 
-from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet, Small, describe
-from tfdist.data.drawn import drawn_images, png
+from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet, Small, check_features, describe
 from tfdist.data.imagenet import imagenet
-from tfdist.data.noise import Noise
 from tfdist.data.reading import cache_name, folder, read, with_flags
-from tfdist.data.required_features import check_features
+from tfdist.data.synthetic import Noise, drawn_images, png
 
 __all__ = [
     "SMALL",

@@ -10,9 +10,8 @@ import tensorflow as tf
 from pipelines.maps import images
 from tfdist.config import TrainConfig
 from tfdist.data.data_set import DataSet
-from tfdist.data.drawn import drawn_images
-from tfdist.data.noise import Noise
 from tfdist.data.reading import read
+from tfdist.data.synthetic import Noise, drawn_images
 
 NUM_CLASSES = 1000
 

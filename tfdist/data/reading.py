@@ -14,9 +14,8 @@ import tensorflow as tf
 import pipelines
 from pipelines.storage import AnyPath, at, is_url
 from tfdist.config import TrainConfig
-from tfdist.data import noise
-from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet
-from tfdist.data.required_features import check_features
+from tfdist.data import synthetic
+from tfdist.data.data_set import SMALL, SYNTHETIC, DataSet, check_features
 from tfdist.errors import DataError
 
 _NUM_SMALL_SHARDS = 4
@@ -52,7 +51,7 @@ def read(
         DataError: The data are not available; the message names alternatives.
     """
     if config.data == SYNTHETIC:
-        few = noise.batches(
+        few = synthetic.batches(
             data_set.noise, config.batch_size, data_set.num_examples[split], config.seed
         )
         return few.map(batch_fn, tf.data.AUTOTUNE) if batch_fn else few

@@ -189,7 +189,6 @@ def digest(data: bytes) -> float:
 
 
 def _different_ranks(rows: np.ndarray) -> list[int]:
-    """Returns the ranks whose row differs from that of rank 0."""
     return [int(rank) for rank in np.flatnonzero((rows != rows[0]).any(1))]
 
 

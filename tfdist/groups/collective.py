@@ -317,7 +317,6 @@ def _silent(workers: Cluster) -> list[int]:
 
 
 def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
-    """Returns a resolver with all workers and the task of this process."""
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(workers.tasks()),
         task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",

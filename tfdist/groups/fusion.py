@@ -90,7 +90,6 @@ def in_chunks(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[
 
 
 def _split(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Splits a vector into consecutive parts."""
     if not vector.dtype.is_integer:
         return tf.split(vector, sizes)
     # `Split` and `SplitV` have no GPU kernel for int64, and would copy the vector to the host.

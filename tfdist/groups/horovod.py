@@ -97,7 +97,6 @@ class HorovodGroup(ProcessGroup):
         return _silent()
 
     def _sum(self, tensors: list) -> list:
-        """Sums tensors of one dtype over the processes; concatenates slices."""
         dense = [t for t in tensors if not isinstance(t, tf.IndexedSlices)]
         sums = iter(self._grouped("all-reduce", self._hvd.grouped_allreduce, dense))
         return [

@@ -23,8 +23,8 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.checkpoint import joint_save, resume
+from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.joint_save import JointSave, Target, target_at
-from tfdist.checkpoint.locations import store_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
@@ -201,7 +201,6 @@ class Checkpointing(CheckpointHooks):
             say(f"Resuming after {done.epoch} epochs{within} (step {done.total}): {self._path}.")
 
     def _is_best(self, logs: Logs) -> bool:
-        """Returns whether an epoch is the best so far, and records it if so."""
         monitor, best = self._settings.keep_best, self.progress.best
         name = (monitor or "").rpartition(":")[2]
         if monitor is None or name not in logs:  # an epoch without validation

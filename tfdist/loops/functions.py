@@ -38,7 +38,7 @@ from tfdist.step.step import EvaluateStep, TrainStep
 from tfdist.strategies import inner_loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
-from tfdist.strategies.replica_sync import ReplicaSync
+from tfdist.strategies.variables import ReplicaSync
 from tfdist.upstream import random_states
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import (

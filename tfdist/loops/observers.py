@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster.watchdog.watchdog import Watchdog
+from tfdist.cluster.watchdog.heartbeat import Watchdog
 from tfdist.devices import GpuUse, gpu_use
 from tfdist.errors import ConfigurationError, DataError, NonFiniteError
 from tfdist.loops.data_handler import DataHandler, uneven_message
@@ -22,7 +22,7 @@ from tfdist.loops.epoch import Call, Epoch, Observer
 from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import LoopResult
-from tfdist.strategies.replica_sync import ReplicaSync
+from tfdist.strategies.variables import ReplicaSync
 
 #: The attribute of a model by which a callback stops a loop.
 STOP: dict[Loop, str] = {

@@ -280,8 +280,8 @@ def _outputs_of_many(
     )
     with tf.device("CPU:0"):
         whole = [a.concat() for a in arrays[: len(leaves)]]
-        own = arrays[-1].stack() if counts else tf.zeros([0, len(leaves)], tf.int32)
-    return rows, checksum, keras.tree.pack_sequence_as(pieces[0], whole), own
+        counted = arrays[-1].stack() if counts else tf.zeros([0, len(leaves)], tf.int32)
+    return rows, checksum, keras.tree.pack_sequence_as(pieces[0], whole), counted
 
 
 def concatenated(outputs: list[Any]) -> Any:

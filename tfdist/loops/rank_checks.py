@@ -219,7 +219,6 @@ class RankChecks(Observer):
     # ---- what is compared ----
 
     def _current(self) -> dict[str, Any]:
-        """Returns the hyperparameters that may change during training, by name."""
         current: dict[str, Any] = {}
         for name, optimizer, settings in self._optimizers:
             inner = keras_optimizers.unwrapped(optimizer)
@@ -238,7 +237,6 @@ class RankChecks(Observer):
         return _combined(list(self._hyperparameters.items()))
 
     def _variables(self) -> list[keras.Variable]:
-        """Returns the variables that must be the same on all workers."""
         by_owner = self._functions.variables()
         return [
             variable

@@ -168,5 +168,4 @@ def _kind(data: DataHandler) -> Hashable:
 
 
 def _is_hashable(source: Any) -> bool:
-    """Returns whether an object can be a key of a `WeakKeyDictionary`."""
     return isinstance(source, Hashable) and type(source).__weakrefoffset__ != 0

@@ -13,10 +13,10 @@ from typing import Any
 
 import keras
 
-from tfdist.checkpoint import callback_state, export, variables
-from tfdist.checkpoint.own_shards import OwnShards
-from tfdist.checkpoint.snapshot import Snapshot
+from tfdist.checkpoint import export, variables
+from tfdist.checkpoint.snapshot import OwnShards, Snapshot
 from tfdist.checkpoint.store import Place
+from tfdist.loops.callbacks import callback_states, restore_states, truncate_files
 from tfdist.loops.data_handler import DataHandler, EpochDataHandlers, ValidationData
 from tfdist.loops.observers import RunContext
 
@@ -110,7 +110,7 @@ class TrainingState:
         current = self._handlers.of_epoch(progress.epoch)
         snapshot.state |= {
             "progress": asdict(progress),
-            "callbacks": callback_state.states(self._callbacks),
+            "callbacks": callback_states(self._callbacks),
             "data": [h.state(progress.step if h is current else 0) for h in self._all_handlers()],
             "waiting gradients": waiting,
             export.MODEL: self._architecture,
@@ -153,11 +153,11 @@ class TrainingState:
 
     def before_training(self, saved: Snapshot) -> None:
         """Makes callbacks that write files append to them."""
-        callback_state.before_training(self._callbacks, saved.state["callbacks"])
+        truncate_files(self._callbacks, saved.state["callbacks"])
 
     def restore_callbacks(self, saved: Snapshot) -> None:
         """Restores the attributes of callbacks."""
-        callback_state.restore(self._callbacks, saved.state["callbacks"])
+        restore_states(self._callbacks, saved.state["callbacks"])
 
     def restore_data(self, states: Sequence[dict[str, Any]]) -> None:
         """Makes the next epoch start at the resume position of the data.

@@ -82,7 +82,6 @@ def first_difference(descriptions: list[Description]) -> str | None:
 
 
 def _settings(name: str, value: Any) -> Description:
-    """Returns nested settings with their paths as keys."""
     return {" / ".join(path): text for path, text in _leaves(value, (name,))}
 
 

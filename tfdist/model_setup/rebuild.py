@@ -63,7 +63,6 @@ def rebuild(model: keras.Model) -> keras.Model:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the first sentence of an error, without its final period."""
     words = " ".join(str(error).split()) or type(error).__name__
     return textwrap.shorten(re.split(r"\.(?= |$)", words)[0], 300, placeholder=" ...")
 

@@ -21,18 +21,18 @@ from tfdist.errors import ConfigurationError, did_you_mean
 if TYPE_CHECKING:
     import keras
 
-    from tfdist.models.builders.alexnet import alexnet as alexnet
     from tfdist.models.builders.applications import densenet169 as densenet169
     from tfdist.models.builders.applications import keras_application as keras_application
     from tfdist.models.builders.applications import resnet50 as resnet50
     from tfdist.models.builders.applications import vgg16 as vgg16
     from tfdist.models.builders.applications import xception as xception
-    from tfdist.models.builders.autoencoder import autoencoder as autoencoder
+    from tfdist.models.builders.cnn import alexnet as alexnet
     from tfdist.models.builders.cnn import cnn as cnn
     from tfdist.models.builders.gpt import gpt as gpt
     from tfdist.models.builders.lstm import lstm as lstm
     from tfdist.models.builders.mlp import mlp as mlp
     from tfdist.models.builders.resnet import resnet18 as resnet18
+    from tfdist.models.builders.unet import autoencoder as autoencoder
     from tfdist.models.builders.unet import unet as unet
     from tfdist.models.builders.vit import vit as vit
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 IMAGE_CLASSIFIERS = {
     "cnn": "tfdist.models.builders.cnn",
     "mlp": "tfdist.models.builders.mlp",
-    "alexnet": "tfdist.models.builders.alexnet",
+    "alexnet": "tfdist.models.builders.cnn",
     "vgg16": "tfdist.models.builders.applications",
     "resnet18": "tfdist.models.builders.resnet",
     "resnet50": "tfdist.models.builders.applications",
@@ -52,7 +52,7 @@ IMAGE_CLASSIFIERS = {
 
 #: Modules of all builders. The additional ones have other arguments; see their docstrings.
 MODELS = IMAGE_CLASSIFIERS | {
-    "autoencoder": "tfdist.models.builders.autoencoder",
+    "autoencoder": "tfdist.models.builders.unet",
     "gpt": "tfdist.models.builders.gpt",
     "lstm": "tfdist.models.builders.lstm",
     "unet": "tfdist.models.builders.unet",

@@ -116,7 +116,6 @@ def _warn_of_stateful(name: str) -> None:
 
 
 def _warn(replica: Replica, message: str) -> None:
-    """Logs a warning, once for all replicas."""
     if not (isinstance(replica.index, int) and replica.index):
         _log.warning(message)
 

@@ -236,12 +236,10 @@ def _called(
 
 
 def _is_float(leaf: Any) -> bool:
-    """Returns whether something is a tensor that may have a gradient."""
     return isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
 
 
 def _copied(leaf: Any) -> Any:
-    """Returns a copy of a tensor, which can have another mask."""
     return tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf
 
 
@@ -270,7 +268,6 @@ def _on(device: str) -> list[Any]:
 
 
 def _num_operations() -> int:
-    """Returns the number of operations in the graph that is being traced."""
     if tf.executing_eagerly():
         return 0
     return len(tf.compat.v1.get_default_graph().get_operations())

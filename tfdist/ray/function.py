@@ -16,9 +16,8 @@ from tfdist.cluster.launcher.restarts import Failure, Restarts, run_with_restart
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.ray.blocks import execute
-from tfdist.ray.messages import Message, Report, Result
 from tfdist.ray.placement import Resources, connect
-from tfdist.ray.reports import unpack
+from tfdist.ray.reports import Message, Report, Result, unpack
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -163,7 +162,6 @@ def _handle(results: list[bytes], message: Message) -> None:
 
 
 def _is_trial() -> bool:
-    """Returns whether this process runs a trial of Ray Tune."""
     # The process of a trial has imported ray.tune already. Other processes need not import it.
     if "ray.tune" not in sys.modules:
         return False

@@ -18,14 +18,13 @@ from typing import NamedTuple
 
 import ray
 
-from tfdist.cluster.launcher import horovod
+from tfdist.cluster.launcher import plan
 from tfdist.cluster.launcher.orphans import marked, watching
 from tfdist.cluster.launcher.plan import LOCAL, Process, Slot
 from tfdist.cluster.launcher.processes import Child, LocalChild, Streams
 from tfdist.cluster.networks import check_own_name, free_ports, interface_towards
 from tfdist.ray.blocks import Blocks
-from tfdist.ray.messages import End, Line, Message
-from tfdist.ray.reports import Channel
+from tfdist.ray.reports import Channel, End, Line, Message
 
 
 class Node(NamedTuple):
@@ -86,8 +85,8 @@ class Host:
 
     def serve_rendezvous(self, slots: Sequence[Slot], port: int) -> None:
         """Serves Horovod's rendezvous until this actor ends, if Horovod is installed."""
-        if horovod.installed():
-            self._serving.enter_context(horovod.rendezvous_server(slots, port))
+        if plan.horovod_installed():
+            self._serving.enter_context(plan.horovod_rendezvous(slots, port))
 
     def run(
         self,

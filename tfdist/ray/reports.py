@@ -14,13 +14,12 @@ import tarfile
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Client, Connection, Listener
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfdist import cluster
 from tfdist.console import folders, threads
 from tfdist.errors import LaunchError
 from tfdist.ray.blocks import Blocks, send_rows
-from tfdist.ray.messages import Report, Result
 
 #: The variable with the path of the socket.
 _VARIABLE = "TFDIST_RAY_CHANNEL"
@@ -146,3 +145,52 @@ def _pack(folder: str | os.PathLike[str]) -> bytes:
     with tarfile.open(fileobj=written, mode="w") as archive:
         archive.add(folder, arcname=".")
     return written.getvalue()
+
+
+class Line(NamedTuple):
+    """Complete lines of a worker's output.
+
+    Attributes:
+        text: The lines.
+        is_error: Whether they came from standard error.
+    """
+
+    text: str
+    is_error: bool
+
+
+class Report(NamedTuple):
+    """Metrics that a worker reported, and optionally a checkpoint.
+
+    Attributes:
+        metrics: Numbers by name.
+        checkpoint: A folder as an uncompressed tar archive; empty if there is no checkpoint.
+    """
+
+    metrics: dict[str, Any]
+    checkpoint: bytes = b""
+
+
+class Result(NamedTuple):
+    """The return value of the function that `tfdist.ray.train` ran on a worker.
+
+    Attributes:
+        pickled: The value, pickled by cloudpickle.
+    """
+
+    pickled: bytes
+
+
+class End(NamedTuple):
+    """The last message: how the worker's process ended.
+
+    Attributes:
+        code: Its exit code, as a shell reports it.
+        error_output: Its traceback, or its last lines on standard error.
+    """
+
+    code: int
+    error_output: str
+
+
+Message = Line | Report | Result | End

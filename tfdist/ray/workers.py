@@ -22,8 +22,8 @@ from tfdist.console import threads
 from tfdist.errors import PEER_LOST, TfdistError, first_line
 from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
-from tfdist.ray.messages import End, Line, Message
 from tfdist.ray.placement import Extension, Placement, Resources, reserved
+from tfdist.ray.reports import End, Line, Message
 
 _LOG = logging.getLogger("tfdist.launch")
 
@@ -143,7 +143,6 @@ def _hosts(placement: Placement, resources: Resources) -> Iterator[list[_PlacedH
 
 
 def _children(job: Job, hosts: Sequence[_PlacedHost]) -> list[RayChild]:
-    """Returns the workers, with the variables of a cluster on these nodes."""
     nodes = [host.node for host in hosts]
     addresses = [node.address for node in nodes]
     if len(set(addresses)) == 1:  # one node: let the servers listen on the loopback address only
@@ -238,7 +237,6 @@ class RayChild(Child):
 
 
 def _summary(error: RayError) -> str:
-    """Returns the error of an actor, or the first line of Ray's own message."""
     if cause := getattr(error, "cause", None):
         return f"{type(cause).__name__}: {cause}"
     return first_line(error)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist.rows.dependence import UNKNOWN, Dependence, Kind, Values, size, worst
-from tfdist.rows.rules.lists import row_list
+from tfdist.rows.rules.selection import row_list
 from tfdist.upstream.tensorflow_graphs import constant_value
 
 #: Returns the classes of tensors of a graph, given the classes of the graph's inputs.

@@ -190,5 +190,5 @@ def _shapes(data: tf.data.Dataset) -> list[tf.TensorShape]:
 
 def _static_rows(data: tf.data.Dataset) -> set[int]:
     """Returns the known sizes of the first dimension, with 0 for a scalar."""
-    known = (shape for shape in _shapes(data) if shape.rank is not None)
-    return {shape[0] if shape.rank else 0 for shape in known} - {None}
+    shapes = (shape for shape in _shapes(data) if shape.rank is not None)
+    return {shape[0] if shape.rank else 0 for shape in shapes} - {None}

@@ -63,8 +63,8 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
         raise SystemExit(0)
     only_print = given.pop("print_config", False)
     files = [settings_file.read(file) for file in given.pop("config", ())]
-    own = _hyperparameter_flags(given.pop("set", ()))
-    flags = {name: Setting(value, flag(name)) for name, value in given.items()} | own
+    hyperparameters = _hyperparameter_flags(given.pop("set", ()))
+    flags = {name: Setting(value, flag(name)) for name, value in given.items()} | hyperparameters
     layers = [*files, flags]
     try:
         config = resolve(layers)  # finds most errors before the recipe is imported
@@ -253,14 +253,14 @@ def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
     Raises:
         ConfigurationError: A flag has an invalid format.
     """
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for word in words:
         name, is_one, text = word.partition("=")
         if not is_one:
             raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
         value = text if text[:1] not in ("[", "{") else _yaml(text, f"--set {name}")
-        found[f"{HYPERPARAMETER_PREFIX}{name}"] = Setting(value, f"--set {name}")
-    return found
+        settings[f"{HYPERPARAMETER_PREFIX}{name}"] = Setting(value, f"--set {name}")
+    return settings
 
 
 def _yaml(text: str, place: str) -> Any:

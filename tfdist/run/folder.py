@@ -290,7 +290,7 @@ class RunFolder:
         Raises:
             ConfigurationError: The folder has another run's results.
         """
-        from tfdist.checkpoint.locations import store_at
+        from tfdist.checkpoint.bucket_store import store_at
 
         resume = config.resume
         if config.smoke and self._mirror is None and (_saved(self.path) or {}).get("smoke"):
@@ -331,8 +331,8 @@ def _to_resume(config: TrainConfig) -> Path | None:
     if config.run_dir is not None:
         folder = RunFolder(config.run_dir)
         return folder.path if _can_resume(config, folder) else None
-    found = Path("runs").glob(f"*/{CHECKPOINTS}")
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    folders = Path("runs").glob(f"*/{CHECKPOINTS}")
+    for path in sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True):
         if not _difference(config, path.parent) and not _has_ended(path):
             return path.parent
     return None
@@ -344,7 +344,7 @@ def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
     Raises:
         ConfigurationError: They are of another configuration.
     """
-    from tfdist.checkpoint.locations import store_at
+    from tfdist.checkpoint.bucket_store import store_at
 
     if not store_at(folder.checkpoints).places():
         return False

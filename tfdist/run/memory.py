@@ -13,7 +13,7 @@ import psutil
 import tensorflow as tf
 
 from tfdist.config import TrainConfig
-from tfdist.console import sizes
+from tfdist.console import units
 from tfdist.upstream import keras_layers
 from tfdist.upstream.keras_model import flatten_layers
 
@@ -55,16 +55,15 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
     else:
         cure = "Use a smaller network, or --strategy sharded over more devices"
     return (
-        f"Training needs at least {sizes.format_bytes(state + activations)} more memory "
-        f"({sizes.format_bytes(state)} for gradients and optimizer state, "
-        f"{sizes.format_bytes(activations)} for activations of {rows} rows), but "
-        f"only {sizes.format_bytes(room)} are available, so it may be killed. {cure}; "
+        f"Training needs at least {units.format_bytes(state + activations)} more memory "
+        f"({units.format_bytes(state)} for gradients and optimizer state, "
+        f"{units.format_bytes(activations)} for activations of {rows} rows), but "
+        f"only {units.format_bytes(room)} are available, so it may be killed. {cure}; "
         "tfdist plan memory predicts what fits."
     )
 
 
 def _room(config: TrainConfig, on_gpus: bool) -> int | None:
-    """Returns the available memory in bytes; None if it is not known."""
     limits = [] if config.memory == "grow" else [int(config.memory) * 2**20]
     if not on_gpus:
         limits += [psutil.virtual_memory().available, *_cgroup_limits()]
@@ -133,6 +132,5 @@ def _few_rows(spec: tf.TensorSpec) -> tf.TensorSpec:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Returns the size of a tensor; 0 if it is unknown."""
     shape = getattr(tensor, "shape", (None,))
     return 0 if None in shape else math.prod(shape) * tf.as_dtype(tensor.dtype).size

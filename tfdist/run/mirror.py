@@ -143,11 +143,10 @@ class Mirror:
                 self._root.delete_below(sorted(self._uploaded))
 
     def _files(self) -> list[Path]:
-        """Returns the files to upload; hidden ones are temporary."""
-        found = (path for path in self.local.rglob("*") if path.is_file())
+        paths = (path for path in self.local.rglob("*") if path.is_file())
         return sorted(
             path
-            for path in found
+            for path in paths
             if not any(part.startswith(".") for part in path.relative_to(self.local).parts)
         )
 

@@ -80,8 +80,8 @@ _FUNCTIONS = ("train_data", "validation_data", "build_model")
 def names() -> list[str]:
     """Returns the names of the recipes that come with tfdist, without importing them."""
     package = importlib.import_module(PACKAGE)
-    found = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return sorted(name for name in found if not name.startswith("_"))
+    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def print_table() -> None:
@@ -222,14 +222,14 @@ def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
         recipe: The recipe.
         given: The fields that the user set.
     """
-    own = dict(recipe.DEFAULTS)
-    if given.model and given.model != own.get("model"):
-        own.pop("set", None)
+    defaults = dict(recipe.DEFAULTS)
+    if given.model and given.model != defaults.get("model"):
+        defaults.pop("set", None)
     if "epochs" in given.model_fields_set:
-        own |= _fitting_schedule(own, given.epochs)
+        defaults |= _fitting_schedule(defaults, given.epochs)
     return {
         field: Setting(value, f"recipe {given.recipe!r}, DEFAULTS: {field}")
-        for field, value in own.items()
+        for field, value in defaults.items()
     }
 
 
@@ -262,12 +262,12 @@ def smoke(recipe: Recipe, given: TrainConfig) -> Layer:
         given: The fields that the user set.
     """
     smaller = dict(_smoke_fields(recipe))
-    own = getattr(recipe, "Hyperparameters", NoHyperparameters).model_fields
+    fields = getattr(recipe, "Hyperparameters", NoHyperparameters).model_fields
     settings = smaller.pop("set", {})
     model = smaller.get("model", recipe.DEFAULTS.get("model"))
     if given.model and given.model != model:  # the settings are those of another network
         smaller.pop("model", None)
-        settings = {name: value for name, value in settings.items() if name in own}
+        settings = {name: value for name, value in settings.items() if name in fields}
     smaller |= {f"{HYPERPARAMETER_PREFIX}{name}": value for name, value in settings.items()}
     return {
         field: Setting(value, f"recipe {given.recipe!r}, SMOKE: {field}")
@@ -314,10 +314,10 @@ def _check(module: ModuleType) -> None:
         raise ConfigurationError(
             f"{module.__name__}: expected DEFAULTS like {{'epochs': 3}}, got {module.DEFAULTS!r}."
         )
-    own = getattr(module, "Hyperparameters", BaseModel)
-    if not (isinstance(own, type) and issubclass(own, BaseModel)):
+    kind = getattr(module, "Hyperparameters", BaseModel)
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         raise ConfigurationError(
-            f"{module.__name__}: expected class Hyperparameters(pydantic.BaseModel), got {own!r}."
+            f"{module.__name__}: expected class Hyperparameters(pydantic.BaseModel), got {kind!r}."
         )
     expected = {
         name: list(inspect.signature(getattr(Recipe, name)).parameters)[1:] for name in _FUNCTIONS

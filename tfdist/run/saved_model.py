@@ -110,7 +110,7 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
     Raises:
         TfdistError: There is no such model, or no data to evaluate it on.
     """
-    from tfdist.checkpoint.locations import checkpoints_of
+    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.run import from_config, recipe
     from tfdist.trainer import Trainer
 
@@ -284,7 +284,7 @@ def _zeros_for(model: keras.Model) -> Any:
 
     inputs = getattr(model, "inputs", None)
     if inputs:
-        known = inputs[0] if isinstance(model, keras.Sequential) else model.input
-        return keras.tree.map_structure(zeros, known)
+        inputs_of_model = inputs[0] if isinstance(model, keras.Sequential) else model.input
+        return keras.tree.map_structure(zeros, inputs_of_model)
     shape = model.get_build_config()["input_shape"]  # A subclass of Model has no symbolic inputs.
     return zeros(keras.KerasTensor(shape, model.compute_dtype))

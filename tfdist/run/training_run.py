@@ -23,7 +23,7 @@ from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.ledger import LedgerLog
 from tfdist.callbacks.loss_spikes import LossSpikes
 from tfdist.callbacks.profile import Profile
-from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.bucket_store import store_at
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, LossSpikeError, Preempted, TfdistError
@@ -98,7 +98,7 @@ class TrainingRun:
         self._data, self._validation = from_config.make_data(read, workload, strategy)
         steps_per_epoch = recipe.num_steps(self._data)
         trainer = from_config.make_trainer(read, workload, strategy, steps_per_epoch)
-        own = from_config.make_callbacks(read, workload)
+        extra = from_config.make_callbacks(read, workload)
         self._trainer = trainer
         facts = reports.what_runs(
             trainer,
@@ -128,7 +128,7 @@ class TrainingRun:
         self._log = loggers.FollowedLog(folder, config, trainer.stats)
         spikes = [] if config.on_spike == "off" else [LossSpikes(trainer.stats, config.on_spike)]
         self._callbacks = [
-            *from_config.averages(config), *own, self.history, self._log, self._curves, *spikes
+            *from_config.averages(config), *extra, self.history, self._log, self._curves, *spikes
         ]  # fmt: skip
         self._ledger = LedgerLog(folder.path / "ledger.json", trainer.stats)
 

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from tfdist.schedules.batch_sizes import batch_sizes, linear_scaling, sqrt_scaling
 from tfdist.schedules.from_config import describe, learning_rate, peak
-from tfdist.schedules.rules import LearningRate, constant, cosine, one_cycle, polynomial, step
-from tfdist.schedules.warmup import Warmup
+from tfdist.schedules.rules import (
+    LearningRate,
+    Warmup,
+    constant,
+    cosine,
+    one_cycle,
+    polynomial,
+    step,
+)
 
 __all__ = [
     "LearningRate",

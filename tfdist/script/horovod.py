@@ -80,7 +80,6 @@ def _native(module: ModuleType, real: ModuleType, own: ModuleType) -> None:
 
 
 def _with_plain_sources(tape: Any) -> Any:
-    """Makes a tape of Horovod accept variables of Keras 3 as sources."""
     import keras
 
     gradient = tape.gradient

@@ -240,7 +240,6 @@ def _summed_over_rounds(
 
 
 def _microbatch(batch: Share, number: Any, num_rounds: int) -> Share:
-    """Returns the rows of a replica's batch that it computes in one round."""
     rows = batch.num_rows
     cut = share(batch.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
     return cut._replace(first_row=cut.first_row + tf.cast(batch.first_row, tf.int64))

@@ -183,8 +183,6 @@ def _without_exchange(compute: Callable[..., ReplicaOutputs]) -> Callable[..., R
 
 
 def _by_trace(trace: SharedReplicaTrace, compute: Compute) -> Compute:
-    """Uses a shared trace where there is one."""
-
     def by_trace(
         index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> ReplicaOutputs:

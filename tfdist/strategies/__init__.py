@@ -359,7 +359,6 @@ def _on_mesh(
     devices: int | str | Sequence[str] | None,
     options: dict[str, Any],
 ) -> tuple[str, int | str | Sequence[str], dict[str, Any]]:
-    """Returns name, devices and options of the strategy for a mesh."""
     started, process_group = cluster.started_together(), options.get("process_group") or "auto"
     parsed = meshes.parse(mesh)
     num_processes = 1 if started is None else started.size
@@ -400,7 +399,6 @@ def _from_keras(
 
 
 def _made(strategy: Strategy | None, devices: int | str | Sequence[str] | None) -> Strategy:
-    """Checks a strategy object and returns it."""
     base = importlib.import_module("tfdist.strategies.base").Strategy
     if not isinstance(strategy, base):
         raise ConfigurationError(

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.cluster import deadline
-from tfdist.cluster.remote import connection, lost_servers
+from tfdist.cluster.remote import connection
 from tfdist.groups import agreement
 from tfdist.groups.base import LocalGroup, ProcessGroup
 from tfdist.groups.buckets import GradientExchange
@@ -189,7 +189,7 @@ class Strategy(ABC):
 
     def translate_errors(self) -> AbstractContextManager[None]:
         """Returns a context that reports errors caused by a lost process or server as such."""
-        return lost_servers.watched()
+        return connection.watched()
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from tfdist.cluster.remote import connection
-from tfdist.strategies import clock
 from tfdist.strategies.batches import Element, Share, combined_checksum
 from tfdist.upstream.random_states import draws_at_trace_warned
 from tfdist.upstream.tensorflow_calls import RepeatedCalls
 from tfdist.upstream.tensorflow_graphs import free_with
+from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
 class LoopResult(NamedTuple):
@@ -129,8 +129,8 @@ def _compiled(
                 with numbers_on():
                     # Data that were ready before the last step was done kept nobody waiting.
                     waited = result.seconds_waited + tf.maximum(ready_at - last_done_at, 0)
-                    done_at = clock.after(_leaves(done))
-                    with tf.control_dependencies(clock.read_first(_leaves(done), done_at)):
+                    done_at = time_after(_leaves(done))
+                    with tf.control_dependencies(read_first(_leaves(done), done_at)):
                         return _after(result, element, waited), done_at
 
             if end is None:
@@ -140,7 +140,7 @@ def _compiled(
             return *tf.cond(has_batch, make_step, lambda: (result, last_done_at)), more
 
         with numbers_on():
-            state = _nothing(end, has_checksums), clock.now(), tf.constant(1) if end else 1
+            state = _nothing(end, has_checksums), now(), tf.constant(1) if end else 1
         with draws_at_trace_warned() if graphs else nullcontext():
             result, _, _ = repeat(take, state, num_steps, numbers_on)
         # Of what a step changes the graph does not know everything: see `step.one_trace`. A metric
@@ -193,7 +193,6 @@ def _repeatedly(
 
 
 def _once(take: Take, state: State, num_steps: tf.Tensor, numbers_on: Callable[[], Any]) -> State:
-    """Takes one batch."""
     del num_steps, numbers_on
     return take(*state)
 
@@ -209,7 +208,7 @@ def _next(iterator: Any, end: End | None) -> tuple[Any, tf.Tensor, tf.Tensor]:
         with on_host():
             has_batch = tf.constant(True)
     with on_host(), tf.control_dependencies([arrived]):
-        return batch, has_batch, clock.now()
+        return batch, has_batch, now()
 
 
 def _from_then_on(ready_at: tf.Tensor, batch: Any) -> Any:
@@ -274,7 +273,6 @@ def _brought(result: LoopResult, element: Element) -> LoopResult:
 
 
 def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
-    """What has been done after one more step."""
     checksum = result.checksum
     return result._replace(
         num_steps=result.num_steps + 1,
@@ -286,3 +284,60 @@ def _after(result: LoopResult, element: Element, waited: Any) -> LoopResult:
 
 def _leaves(structure: Any) -> list[Any]:
     return tf.nest.flatten(structure, expand_composites=True)
+
+
+def now() -> tf.Tensor:
+    """Returns the time in seconds, float64; only differences of two readings have a meaning.
+
+    TensorFlow refuses its own clock where operations have to be deterministic. Python's clock costs
+    a few microseconds more and works there. No number that is trained depends on either.
+    """
+    if computes_in_one_order():
+        return tf.ensure_shape(tf.numpy_function(time.monotonic, [], tf.float64), [])
+    return tf.timestamp()
+
+
+def time_after(tensors: Sequence[tf.Tensor | None]) -> tf.Tensor:
+    """Returns the time at which the devices have computed the tensors, as `now`.
+
+    For the graph, and for control edges, a GPU's operation is over once it is in the GPU's queue.
+    A value that the host reads exists only when the GPU has computed it.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    with tf.control_dependencies(
+        [read_by_host(t) if _runs_ahead(t.device) else t for t in present]
+    ):
+        return now()
+
+
+def read_first(tensors: Sequence[tf.Tensor | None], after: tf.Tensor) -> Sequence[tf.Tensor]:
+    """Returns what a loop has to wait for before it starts the next step.
+
+    Args:
+        tensors: What devices compute.
+        after: The time at which they have done so. On CPUs the loop waits for it, or the next step
+            might take all threads before the clock is read. On GPUs the graph runs ahead instead.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    return present if any(_runs_ahead(tensor.device) for tensor in present) else [after]
+
+
+def read_by_host(tensor: tf.Tensor) -> tf.Operation:
+    """Makes the host of a tensor read its first element, so that the tensor is computed.
+
+    TensorFlow's graph optimizer removes an unused copy, or replaces it with a control edge. It
+    keeps the data of an assertion, since the assertion may have to print them.
+
+    Args:
+        tensor: A tensor of a graph, of any rank.
+    """
+    with tf.device(tensor.device):
+        first = tf.reshape(tensor, [-1])[:1]
+    host = tf.DeviceSpec.from_string(tensor.device).replace(device_type="CPU", device_index=0)
+    with tf.device(host):
+        return tf.raw_ops.Assert(condition=True, data=[first])
+
+
+def _runs_ahead(device: str) -> bool:
+    """Returns whether the graph continues before the device has computed what it was given."""
+    return tf.DeviceSpec.from_string(device).device_type == "GPU"

@@ -213,7 +213,6 @@ def from_keras(distribution: Any) -> tuple[Mesh, list[str], dict[str, Any]]:
 
 
 def _devices(device_mesh: Any) -> list[str]:
-    """Returns the names of a mesh's devices, along the inner axis first."""
     return [str(name).upper() for name in device_mesh.devices.flatten()]
 
 

@@ -99,7 +99,6 @@ def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
 def _cross_device_ops(
     reduction: str, merge_on: str, devices: Sequence[str]
 ) -> tf.distribute.CrossDeviceOps:
-    """Returns TensorFlow's operations for a resolved reduction."""
     if reduction == "nccl":
         return tf.distribute.NcclAllReduce()
     if reduction == "hierarchical_copy":

@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.groups.base import ProcessGroup
-from tfdist.strategies.replica_sync import ReplicaSync
-from tfdist.strategies.variables import VariableLayout
+from tfdist.strategies.variables import ReplicaSync, VariableLayout
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_variables import share_identity, values_of
 from tfdist.upstream.tensorflow_calls import ChangesOfVariables

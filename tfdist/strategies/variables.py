@@ -7,9 +7,9 @@ others are `MirroredVariables`, `SharedVariables`, and those of strategies that 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfdist.cluster.remote import connection
 from tfdist.groups import agreement
 from tfdist.groups.base import ProcessGroup
-from tfdist.strategies.replica_sync import FullReplicaSync, ReplicaSync
 from tfdist.upstream.keras_layers import kernels_read_outside_of_xla
 
 
@@ -184,3 +183,31 @@ class SharedVariables(VariableLayout):
 
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._parameter_device)
+
+
+class ReplicaSync(Protocol):
+    """Keeps the replicas' variables equal while user code runs between training steps."""
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns a context that notes which variables the code inside may change."""
+
+    def sync_changed(self) -> None:
+        """Updates the other replicas, at least for the variables that changed in `watching`."""
+
+    def sync_all(self) -> None:
+        """Updates all variables of the other replicas."""
+
+
+class FullReplicaSync:
+    """A `ReplicaSync` that updates every variable each time.
+
+    Args:
+        sync: Updates all variables on all replicas.
+    """
+
+    def __init__(self, sync: Callable[[], None]) -> None:
+        self.sync_changed = self.sync_all = sync
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Returns a context that notes nothing."""
+        return nullcontext()

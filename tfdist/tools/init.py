@@ -26,7 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _init(arguments: Sequence[str] | None) -> None:
-    """Parses the command line, asks the questions, and writes the configuration."""
     parser = command.parser("tfdist init", _DESCRIPTION)
     parser.add_argument("--file", default="tfdist.yaml", metavar="FILE", help="file to write")
     path = Path(command.parse(parser, arguments).file)
@@ -44,7 +43,6 @@ def _init(arguments: Sequence[str] | None) -> None:
 
 
 def _answers() -> tuple[dict[str, Any], list[str]]:
-    """Returns the fields of the configuration, and the launcher's flags if it is needed."""
     print(f"Recipes: {', '.join(recipe.names())}")
     name = _ask("Recipe (one of these, ./mine.py, or a module)", "digits", _recipe)
     hosts = _ask("Hosts (this one, or names: a,b,...)", "this one", _hosts)
@@ -101,7 +99,6 @@ def _hosts(text: str) -> list[str]:
 
 
 def _devices(text: str) -> int:
-    """Returns the number of devices; 0 for all of them."""
     return 0 if text == "all" else _number(text)
 
 

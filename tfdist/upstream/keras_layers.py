@@ -176,10 +176,12 @@ def frozen_weights(model: keras.layers.Layer) -> list[keras.Variable]:
     """
     weights: dict[int, keras.Variable] = {}
     for layer in flatten_layers(model):
-        own = list(layer._trainable_variables)
+        variables = list(layer._trainable_variables)
         if getattr(layer, "quantization_mode", None) is not None:
-            own += layer._non_trainable_variables
-        weights |= {id(v): v for v in own if not v.trainable and not v.overwrite_with_gradient}
+            variables += layer._non_trainable_variables
+        weights |= {
+            id(v): v for v in variables if not v.trainable and not v.overwrite_with_gradient
+        }
     return list(weights.values())
 
 

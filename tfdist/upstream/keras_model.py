@@ -33,7 +33,7 @@ def flatten_layers(model: keras.layers.Layer) -> list[keras.layers.Layer]:
 def seeds_of(model: keras.Model) -> list[keras.Variable]:
     """Returns the seeds of the random layers of a model: `Layer._seed_generators`."""
     generators = (getattr(layer, "_seed_generators", []) for layer in flatten_layers(model))
-    return [generator.state for own in generators for generator in own]
+    return [generator.state for of_layer in generators for generator in of_layer]
 
 
 def drawing_layers(model: keras.Model) -> list[keras.layers.Layer]:
@@ -117,10 +117,10 @@ def check_same_attributes(source: Any, copied: Any) -> None:
     Raises:
         TypeError: It lacks something.
     """
-    own, others = vars(source), vars(copied)
+    attributes, others = vars(source), vars(copied)
     listed = {id(v) for v in getattr(source, "variables", ())}
     is_layer = isinstance(source, keras.layers.Layer)
-    for name, value in own.items():
+    for name, value in attributes.items():
         if hasattr(type(source), name):
             is_lost = is_assigned(source, name) and name not in ("build", "quantize", "loss")
         elif is_layer or name.startswith("_"):
@@ -321,18 +321,18 @@ def metrics_of(model: keras.Model) -> list[keras.Metric]:
 
     `Layer._metrics` and `_compile_metrics`, because overrides of `metrics` may omit some.
     """
-    found = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
-    found.append(getattr(model, "_compile_metrics", None))
-    found += [inner for metric in found for inner in getattr(metric, "metrics", ())]
-    return list({id(m): m for m in found if isinstance(m, keras.Metric)}.values())
+    metrics = [*model.metrics, *(m for layer in flatten_layers(model) for m in layer._metrics)]
+    metrics.append(getattr(model, "_compile_metrics", None))
+    metrics += [inner for metric in metrics for inner in getattr(metric, "metrics", ())]
+    return list({id(m): m for m in metrics if isinstance(m, keras.Metric)}.values())
 
 
 def metrics_variables_of(model: keras.Model) -> list[keras.Variable]:
     """Returns the state of a model's metrics, also of those that an override of `metrics` omits."""
     if redefined(model, "metrics") is None:
         return model.metrics_variables
-    found = [v for metric in metrics_of(model) for v in metric.variables]
-    return list({id(v): v for v in found}.values())
+    variables = [v for metric in metrics_of(model) for v in metric.variables]
+    return list({id(v): v for v in variables}.values())
 
 
 def compute_moments_by(

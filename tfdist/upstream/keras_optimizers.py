@@ -88,7 +88,7 @@ def build_as_fit_does(model: keras.Model) -> None:
     assigns to variables are lost: ScheduleFreeAdamW's momentum starts at zero.
     """
     with ExitStack() as stack:
-        stack.enter_context(_keys_of_sharded())
+        stack.enter_context(replaced(TFOptimizer, "_var_key", _key))
         if not model.run_eagerly:
             stack.enter_context(variables_assigned_by(lambda *_, **__: None))
         model.optimizer.build(model.trainable_variables)
@@ -109,9 +109,9 @@ def custom_step_of(model: keras.Model, training: bool) -> str | None:
     """
     if not training:
         return redefined(model, "test_step", "losses")
-    found = redefined(model, "train_step", "losses", "trainable_weights", "trainable_variables")
-    if found is not None or not model.compiled or model.optimizer is None:
-        return found
+    cause = redefined(model, "train_step", "losses", "trainable_weights", "trainable_variables")
+    if cause is not None or not model.compiled or model.optimizer is None:
+        return cause
     optimizer = unwrapped(model.optimizer)
     names = ("apply_gradients", "apply") if optimizer.gradient_accumulation_steps else ()
     return redefined(model.optimizer, "scale_loss") or redefined(optimizer, "scale_loss", *names)
@@ -214,12 +214,12 @@ def optimizers_in_scope(apply: Callable[..., None], cond: Callable[..., Any]) ->
             value = tf.tensor_scatter_nd_update(old, rows, tf.cast(value.values, old.dtype))
         variable.assign(value)
 
-    own = {
+    methods = {
         "_var_key": var_key, "assign": assign, "assign_add": assign_add, "assign_sub": assign_sub
     }  # fmt: skip
     plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION}
     with ExitStack() as stack:
-        stack.enter_context(all_replaced(TFOptimizer, own | plain))
+        stack.enter_context(all_replaced(TFOptimizer, methods | plain))
         for owner in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
 
             def method(self: Any, *args: Any, _plain: Any = owner.apply, **options: Any) -> None:
@@ -235,13 +235,13 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
     A model that trains its parts separately (a GAN) has several; `compile` knows only one.
     """
-    found = [getattr(model, "optimizer", None)]  # none without a compilation
+    values = [getattr(model, "optimizer", None)]  # none without a compilation
     for layer in flatten_layers(model):
         for value in vars(layer).values():
             several = value.values() if isinstance(value, dict) else value
             # Copied, because TensorFlow wraps named tuples in objects that cannot be concatenated.
-            found += [*several] if isinstance(value, (list, tuple, dict)) else [value]
-    unique = {id(v): v for v in found if isinstance(v, keras.optimizers.Optimizer)}
+            values += [*several] if isinstance(value, (list, tuple, dict)) else [value]
+    unique = {id(v): v for v in values if isinstance(v, keras.optimizers.Optimizer)}
     inner = {id(getattr(v, "inner_optimizer", None)) for v in unique.values()}
     return [v for key, v in unique.items() if key not in inner]
 
@@ -267,7 +267,7 @@ def refuse_elsewhere(optimizer: keras.optimizers.Optimizer, why: str) -> None:
     """
 
     def apply(*args: Any, **options: Any) -> Any:
-        if not _are_patched():
+        if TFOptimizer.__dict__["_backend_update_step"] is not _update_each:
             raise UnsupportedModelError(why)
         return type(optimizer).apply(optimizer, *args, **options)
 
@@ -296,12 +296,12 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
     RMSprop's are `_momentums`; those of SGD are public.
     """
-    found = []
+    momentums = []
     if optimizer.built and isinstance(optimizer, keras.optimizers.SGD):
-        found = optimizer.momentums
+        momentums = optimizer.momentums
     elif optimizer.built and isinstance(optimizer, keras.optimizers.RMSprop):
-        found = optimizer._momentums
-    return [v for v in found if v is not None]
+        momentums = optimizer._momentums
+    return [v for v in momentums if v is not None]
 
 
 def weights_known_to(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
@@ -321,7 +321,7 @@ def slots_of(
     if not optimizer.built:
         return []
     weights = list(optimizer._trainable_variables)
-    own = {id(v) for v in optimizer.variables}
+    listed = {id(v) for v in optimizer.variables}
     # `Optimizer._variables`, the list of all variables, may happen to have the same length.
     named = ((n, value) for n, value in vars(optimizer).items() if n != "_variables")
     lists = [value for _, value in named if isinstance(value, (list, tuple))]
@@ -330,7 +330,7 @@ def slots_of(
         for slots in lists
         if len(slots) == len(weights)
         for slot, weight in zip(slots, weights, strict=True)
-        if id(slot) in own and slot is not weight
+        if id(slot) in listed and slot is not weight
     ]
 
 
@@ -414,16 +414,6 @@ def _sharded_methods() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _keys_of_sharded() -> Any:
-    """Returns a context in which optimizers can be built for sharded variables."""
-    return replaced(TFOptimizer, "_var_key", _key)
-
-
-def _are_patched() -> bool:
-    """Returns whether `_sharded_methods` are in place now."""
-    return TFOptimizer.__dict__["_backend_update_step"] is _update_each
-
-
 def _key(optimizer: Any, variable: Any) -> Any:
     """Replaces `_var_key`: shards have the key of the full variable."""
     in_parts = isinstance(variable, ShardedVariable)
@@ -464,9 +454,9 @@ def _update_each(optimizer: Any, gradients: list, variables: list, learning_rate
             continue
         pieces = gradient if isinstance(gradient, ShardedGradient) else variable.cut(gradient)
         for number, piece in enumerate(pieces):
-            own = variable.parts[number]
-            with tf.device(own.device), part(number):
-                update(piece, own, learning_rate)
+            shard = variable.parts[number]
+            with tf.device(shard.device), part(number):
+                update(piece, shard, learning_rate)
 
 
 def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
@@ -481,8 +471,8 @@ def _of_each(plain: Callable[..., None]) -> Callable[..., None]:
         for place, variable in enumerate(variables):
             with ExitStack() as stack:
                 if averages is not None and len(averages) == len(variables):
-                    own = [averages[place]]
-                    stack.enter_context(replaced(optimizer, _AVERAGES, own))
+                    average = [averages[place]]
+                    stack.enter_context(replaced(optimizer, _AVERAGES, average))
                 if not isinstance(variable, ShardedVariable):
                     plain(optimizer, [variable])
                     continue

@@ -51,13 +51,13 @@ class RepeatedCalls:
             result = self._function(iterator, number)
             self._known[iterator] = None
             return result
-        known = self._known[iterator]
-        if known is None:
+        call = self._known[iterator]
+        if call is None:
             concrete = self._function.get_concrete_function(iterator, number)
             bound = concrete.function_type.bind(iterator, number)
             *tensors, _ = concrete.function_type.unpack_inputs(bound)
-            self._known[iterator] = known = concrete, tensors
-        concrete, tensors = known
+            self._known[iterator] = call = concrete, tensors
+        concrete, tensors = call
         return concrete._call_flat([*tensors, number], concrete.captured_inputs)
 
 

@@ -15,7 +15,7 @@ import yaml
 from tests.support.manifest_schemas import JOBS
 from tests.support.starting import run
 from tfdist.cluster import messages
-from tfdist.cluster.launcher import manifests, volumes
+from tfdist.cluster.launcher import manifests
 from tfdist.cluster.launcher.options import parse
 from tfdist.errors import REQUEUE, ConfigurationError
 from tfdist.launch import with_strategy
@@ -108,7 +108,7 @@ def test_every_pod_mounts_the_folders_of_the_training_command(
     assert mounted
     assert mounted == [wanted] * len(mounted)
     options = with_strategy(parse(["--print-k8s", kind, *flags]))
-    command = volumes.portable_command(options)
+    command = manifests.portable_command(options)
     assert command == (*options.portable_command, *added.split())
     words = str(job).replace("', '", " ")
     assert shlex.join(command) in words

@@ -13,7 +13,6 @@ import pytest
 from tests.support.packages import needs_horovod, needs_mpi
 from tests.support.starting import launch
 from tfdist import cluster
-from tfdist.cluster import mpi_library
 from tfdist.cluster.launcher import mpirun, plan
 from tfdist.cluster.launcher.options import Options, parse
 from tfdist.errors import LaunchError
@@ -63,9 +62,7 @@ def parsed(*flags: str) -> Options:
 def test_mpirun_command(
     kind: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        mpi_library, "find", lambda: mpi_library.Mpi(kind, "1", "/bin/mpirun", None)
-    )
+    monkeypatch.setattr(mpirun, "find", lambda: mpirun.Mpi(kind, "1", "/bin/mpirun", None))
     process = mpirun.process(parsed("--via", "mpirun", *flags))
     line = " ".join(process.command)
     assert words in line
@@ -76,7 +73,7 @@ def test_mpirun_command(
 
 
 def test_horovodrun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_library, "search_path", lambda: str(tmp_path))
+    monkeypatch.setattr(mpirun, "search_path", lambda: str(tmp_path))
     with pytest.raises(LaunchError, match="Run tfdist install_horovod"):
         mpirun.process(parsed("--via", "horovodrun"))
     (tmp_path / "horovodrun").touch(0o755)
@@ -85,7 +82,7 @@ def test_horovodrun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_mpirun_without_mpi_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mpi_library, "find", lambda: None)
+    monkeypatch.setattr(mpirun, "find", lambda: None)
     with pytest.raises(LaunchError, match="no MPI is installed"):
         mpirun.process(parsed("--via", "mpirun"))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import wait_for
 from tests.support.starting import ENVIRON, SECONDS, command, launch, piped, program
-from tests.support.waiting import wait_for
 from tfdist import launch as launching
 from tfdist.cluster.launcher.options import parse
 from tfdist.cluster.launcher.processes import Children

@@ -18,8 +18,8 @@ from pipelines.format.examples import decode
 from pipelines.pack import packing
 from pipelines.pack.__main__ import main
 from tests.support import pictures
+from tests.support.commands import wait_for
 from tests.support.starting import piped
-from tests.support.waiting import wait_for
 
 NUM_IMAGES = 30
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tfdist.cluster.launcher import horovod, plan
+from tfdist.cluster.launcher import plan
 from tfdist.cluster.launcher.plan import LOCAL, slots
 
 #: Time-out of an attempt on a busy machine, in seconds.
@@ -128,7 +128,7 @@ class Group:
             port = int(planned.rendezvous.rpartition(":")[2])
 
             def serve(_: Report) -> None:
-                with horovod.rendezvous_server(places, port):
+                with plan.horovod_rendezvous(places, port):
                     signal.pause()
 
             self._helpers = [Forked(serve, {}, logs / "server.log")]

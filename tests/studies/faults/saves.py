@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.studies.faults.forks import Forked, Moment, Report
-from tfdist.checkpoint.locations import store_at
+from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.snapshot import Packed
 from tfdist.checkpoint.store import Place

@@ -237,7 +237,7 @@ def memory(chosen: argparse.Namespace) -> Outcome:
 
 def _planned(name: str, side: int, classes: int, batch: int, devices: int, strategy: str) -> float:
     """Returns the planned bytes of a device, which a separate process computes."""
-    from tfdist.console import sizes
+    from tfdist.console import units
 
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "plan.csv")
@@ -246,7 +246,7 @@ def _planned(name: str, side: int, classes: int, batch: int, devices: int, strat
         command += ["--batch-size", str(batch), "--devices", str(devices), "--strategy", strategy]
         subprocess.run([*command, "--table", str(table)], check=True, stdout=sys.stderr)
         with table.open() as file:
-            return max(sizes.num_bytes(row["total"]) for row in csv.DictReader(file))
+            return max(units.num_bytes(row["total"]) for row in csv.DictReader(file))
 
 
 def prefetch(chosen: argparse.Namespace) -> Outcome:

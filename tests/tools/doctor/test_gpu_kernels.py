@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tfdist.tools.doctor import gpu_kernels
+from tfdist.tools.doctor import devices
 from tfdist.tools.doctor.report import Check
 
 BUILT_FOR = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
@@ -18,7 +18,7 @@ def default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line(capability: tuple[int, int], built_for: list[str] = BUILT_FOR) -> Check:
-    (found,) = gpu_kernels.checks([{"compute_capability": capability}], built_for)
+    (found,) = devices.kernel_checks([{"compute_capability": capability}], built_for)
     return found
 
 
@@ -63,11 +63,11 @@ def test_machine_code_of_a_later_build() -> None:
 
 def test_equal_gpus_share_a_line() -> None:
     gpus = [{"compute_capability": (8, 0)}] * 8 + [{"compute_capability": (9, 0)}]
-    assert len(gpu_kernels.checks(gpus, BUILT_FOR)) == 2
-    assert gpu_kernels.checks([{}], BUILT_FOR) == []  # TensorFlow does not know the capability
-    assert gpu_kernels.checks(gpus, []) == []
+    assert len(devices.kernel_checks(gpus, BUILT_FOR)) == 2
+    assert devices.kernel_checks([{}], BUILT_FOR) == []  # TensorFlow does not know the capability
+    assert devices.kernel_checks(gpus, []) == []
 
 
 def test_installed_wheel_says_what_it_was_built_for() -> None:
     built_for = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", BUILT_FOR)
-    assert all(gpu_kernels._capability(one) >= (3, 5) for one in built_for)
+    assert all(devices._capability(one) >= (3, 5) for one in built_for)

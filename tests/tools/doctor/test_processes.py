@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from tfdist.cluster.mpi_library import Mpi
+from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.tools.doctor import host, processes
 from tfdist.tools.doctor.report import Check
 from tfdist.tools.install_horovod import cuda, versions

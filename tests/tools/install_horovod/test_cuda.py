@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.test_mpi import program
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import build, cuda, install, tools, versions
+from tfdist.tools.install_horovod import __main__, build, cuda, tools, versions
 
 
 @pytest.fixture
@@ -144,15 +144,15 @@ def test_toolkit_off_the_path_is_passed_to_the_build(
 def test_each_toolkit_has_its_own_wheel(
     variable: str, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = install._cache_folder("2.21.0", None)
+    before = __main__._cache_folder("2.21.0", None)
     monkeypatch.setenv(variable, str(host / "other"))
-    assert install._cache_folder("2.21.0", None) != before
+    assert __main__._cache_folder("2.21.0", None) != before
 
 
 def test_another_compiler_on_the_path_has_its_own_wheel(host: Path) -> None:
-    before = install._cache_folder("2.21.0", None)
+    before = __main__._cache_folder("2.21.0", None)
     toolkit(host / "usr")
-    assert install._cache_folder("2.21.0", None) != before
+    assert __main__._cache_folder("2.21.0", None) != before
 
 
 def test_failed_check_prevents_the_build(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +162,4 @@ def test_failed_check_prevents_the_build(host: Path, monkeypatch: pytest.MonkeyP
     # A Horovod for CPUs is installed, which does not satisfy a request for NCCL.
     monkeypatch.setattr(versions, "horovod_fits", lambda: True)
     with pytest.raises(InstallError, match="needs nvcc"):
-        install.install(mpi="none")
+        __main__.install(mpi="none")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.cluster.mpi_library import Mpi
+from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import build, cuda, install, tools, versions
+from tfdist.tools.install_horovod import __main__, build, cuda, tools, versions
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -38,19 +38,19 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_second_environment_reuses_the_cached_wheel(builds: list[Path]) -> None:
-    install.install()
-    install.install()
+    __main__.install()
+    __main__.install()
     assert len(builds) == 1
-    install.install(rebuild=True)
+    __main__.install(rebuild=True)
     assert builds[1] == builds[0]
 
 
 def test_each_tensorflow_has_its_own_wheel(
     builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install.install()
+    __main__.install()
     monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.1")
-    install.install()
+    __main__.install()
     assert len(set(builds)) == 2
 
 
@@ -66,18 +66,18 @@ def test_each_tensorflow_has_its_own_wheel(
 def test_each_mpi_has_its_own_wheel(
     other: Mpi | None, builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install.install()
+    __main__.install()
     monkeypatch.setattr(tools, "choose_mpi", lambda _: other)
-    install.install()
+    __main__.install()
     assert len(set(builds)) == 2
 
 
 def test_build_variables_have_their_own_wheel(
     builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install.install()
+    __main__.install()
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
-    install.install()
+    __main__.install()
     assert len(set(builds)) == 2
 
 
@@ -85,7 +85,7 @@ def test_compatible_installation_is_kept(
     builds: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(versions, "horovod_fits", lambda: True)
-    install.install()
+    __main__.install()
     assert not builds
     assert "already installed" in capsys.readouterr().out
 
@@ -94,7 +94,7 @@ def test_compatible_installation_is_kept(
 def test_missing_tensorflow_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "tensorflow", lambda: None)
     with pytest.raises(InstallError, match="pip install tensorflow"):
-        install.install()
+        __main__.install()
 
 
 #: Headers that Horovod 0.28.1 includes, and that TensorFlow's wheel lacks or has in another form.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.config import TrainConfig
-from tfdist.console import sizes
+from tfdist.console import units
 from tfdist.errors import ConfigurationError
 from tfdist.memory import graph, liveness
 from tfdist.memory.graph import Operation
@@ -132,7 +132,7 @@ def test_command_plans_split_models(strategy: str, devices: list[str], tmp_path:
         rows = list(csv.DictReader(file))
     assert [row["device"] for row in rows] == devices
     alone = 4 * (64 * 512 + 512 + 512 * 10 + 10)
-    assert sum(sizes.num_bytes(row["weights"]) for row in rows) == pytest.approx(alone, rel=0.02)
+    assert sum(units.num_bytes(row["weights"]) for row in rows) == pytest.approx(alone, rel=0.02)
     assert int(rows[0]["largest batch"]) > 30
 
 
@@ -144,7 +144,7 @@ def test_activations_of_a_pipeline_follow_its_order(tmp_path: Path) -> None:
         line += " --set units=[128,128,128,128] --strategy pipeline --micro-batches 8"
         assert plan.main([*line.split(), "--order", order, "--table", str(table)]) == 0
         with table.open() as file:
-            results[order] = sizes.num_bytes(next(csv.DictReader(file))["activations"])
+            results[order] = units.num_bytes(next(csv.DictReader(file))["activations"])
     assert results["1f1b"] < results["interleaved"] < results["gpipe"]
     # All forward passes of a stage with two layers: their inputs and outputs of 8000 rows.
     assert results["gpipe"] > 4 * 8000 * 2 * 128

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.plan import published
-from tfdist.console import durations
+from tfdist.console import units
 from tfdist.tools.plan import __main__ as plan
 from tfdist.tools.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Wires, step
 
@@ -105,8 +105,8 @@ def test_invalid_flags_raise(
 
 
 def test_latencies_are_parsed() -> None:
-    assert durations.short_seconds("20us") == pytest.approx(20e-6)
-    assert durations.short_seconds("1.5 ms") == pytest.approx(1.5e-3)
+    assert units.short_seconds("20us") == pytest.approx(20e-6)
+    assert units.short_seconds("1.5 ms") == pytest.approx(1.5e-3)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.support import ROOT
-from tests.support.waiting import wait_for
+from tests.support.commands import wait_for
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.tools.tune import __main__ as tune
 from tfdist.tools.tune import search, space, study

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tfdist.cluster.environments import base, hints, platforms, slurm
+from tfdist.cluster.environments import base, hints, slurm
 from tfdist.cluster.environments.base import Environment
 from tfdist.cluster.environments.tf_config import TfConfig, VertexAi
 from tfdist.cluster.record import Cluster, Environ
@@ -27,11 +27,11 @@ TABLE: Sequence[Environment] = (
     slurm.Slurm(),
     base.PMI,
     base.TRAIN_JOB,
-    platforms.SkyPilot(),
-    platforms.DSTACK,
-    platforms.LEADER_WORKER_SET,
-    platforms.SageMaker(),
-    platforms.Volcano(),
+    base.SkyPilot(),
+    base.DSTACK,
+    base.LEADER_WORKER_SET,
+    base.SageMaker(),
+    base.Volcano(),
     VertexAi(),
     TfConfig(several=False),
 )

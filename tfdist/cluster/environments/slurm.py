@@ -64,7 +64,6 @@ class Slurm:
 
 
 def _hosts_of_tasks(hosts: list[str], counts: list[int], distribution: str) -> list[str]:
-    """Returns the host of each task."""
     slots = [
         (host, turn) for host, count in zip(hosts, counts, strict=True) for turn in range(count)
     ]
@@ -74,7 +73,6 @@ def _hosts_of_tasks(hosts: list[str], counts: list[int], distribution: str) -> l
 
 
 def _first_port(environ: Environ) -> int:
-    """Returns the first of the ports of this step."""
     step = environ.get("SLURM_STEP_ID", "0")  # interactive steps have a number beyond all others
     job = number(environ, "SLURM_JOB_ID", 0)
     offset = (job * 16 + (int(step) if step.isdigit() else 0)) * _PORTS_PER_STEP

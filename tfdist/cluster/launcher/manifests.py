@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import secrets
 import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from tfdist.cluster.launcher import volumes
 from tfdist.cluster.launcher.options import Options
 from tfdist.cluster.messages import SECRET
+from tfdist.console import settings_file
 from tfdist.errors import REQUEUE, ConfigurationError
 
 #: Seconds between SIGTERM and SIGKILL, for a pod to finish a step and save a checkpoint.
@@ -26,6 +28,10 @@ _RAY_DASHBOARD = 8265
 #: Placeholder if `--image` is not set. It is invalid, because repository names are lowercase.
 _IMAGE = "REGISTRY/tfdist:TAG"
 _IMAGE_COMMENT = "your image, such as one that is built from the Dockerfile of tfdist"
+
+_RUNS, _DATA = PurePosixPath("/runs"), PurePosixPath("/data")
+#: Values of `--data` that are neither folders nor URLs.
+_BUILT_IN = ("small", "synthetic")
 
 _SCRIPT = """\
 #!/bin/bash
@@ -113,7 +119,7 @@ def kubernetes(options: Options) -> str:
 
 def _with_comments(manifests: str, options: Options, kind: str) -> str:
     """Returns the manifests with comments on lines that the user may have to change."""
-    comments = {f"claimName: {one.claim}": one.comment for one in volumes.volumes(options)}
+    comments = {f"claimName: {one.claim}": one.comment for one in volumes(options)}
     if options.image is None:
         comments[f"image: {_IMAGE}"] = _IMAGE_COMMENT
     if kind == "trainjob":
@@ -168,7 +174,7 @@ def _environ(options: Options) -> list[dict[str, Any]]:
 
 def _command(options: Options) -> list[str]:
     """Returns the command with each `$` doubled, because the kubelet expands `$(NAME)`."""
-    return [word.replace("$", "$$") for word in volumes.portable_command(options)]
+    return [word.replace("$", "$$") for word in portable_command(options)]
 
 
 def _tf_job(options: Options) -> dict[str, Any]:
@@ -233,7 +239,7 @@ def _train_job(options: Options) -> dict[str, Any]:
     if resources := _resources(options):
         trainer["resourcesPerNode"] = resources
     job: dict[str, Any] = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
-    if mounted := volumes.volumes(options):
+    if mounted := volumes(options):
         # The runtime calls both the job and its container "node".
         overrides = {
             "targetJobs": [{"name": "node"}],
@@ -279,7 +285,7 @@ def _ray_job(options: Options) -> dict[str, Any]:
         "template": _ray_pod("ray-worker", options, computes=True),
     }
     return {
-        "entrypoint": shlex.join([*launch, *volumes.portable_command(options)]),
+        "entrypoint": shlex.join([*launch, *portable_command(options)]),
         "shutdownAfterJobFinishes": True,
         "submissionMode": "HTTPMode",
         "rayClusterSpec": {
@@ -302,7 +308,7 @@ def _pod(options: Options, container: dict[str, Any]) -> dict[str, Any]:
         "terminationGracePeriodSeconds": _SAVING_SECONDS,
         "containers": [container],
     }
-    if mounted := volumes.volumes(options):
+    if mounted := volumes(options):
         spec["volumes"] = [one.source() for one in mounted]
     return {"metadata": {"labels": {_LABEL: options.name}}, "spec": spec}
 
@@ -330,7 +336,7 @@ def _container(name: str, options: Options, computes: bool = True) -> dict[str, 
         "command": _command(options),
         "env": _environ(options),
     }
-    if mounted := volumes.volumes(options):
+    if mounted := volumes(options):
         container["volumeMounts"] = [one.mount() for one in mounted]
     if computes and (resources := _resources(options)):
         container["resources"] = resources
@@ -338,7 +344,95 @@ def _container(name: str, options: Options, computes: bool = True) -> dict[str, 
 
 
 def _resources(options: Options) -> dict[str, Any]:
-    """Returns the resources of a worker; empty if no flag sets them."""
     limits = {"cpu": options.cpus_per_worker, "nvidia.com/gpu": options.gpus_per_worker}
     nonzero = {resource: number for resource, number in limits.items() if number}
     return {"limits": nonzero} if nonzero else {}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A volume of the pods.
+
+    Attributes:
+        name: Name in the manifest.
+        claim: Name of the PersistentVolumeClaim, which the user creates.
+        path: Mount path in the containers.
+        comment: A comment for the user who creates the claim.
+    """
+
+    name: str
+    claim: str
+    path: str
+    comment: str
+
+    def source(self) -> dict[str, Any]:
+        """Returns the volume of a pod."""
+        return {"name": self.name, "persistentVolumeClaim": {"claimName": self.claim}}
+
+    def mount(self) -> dict[str, Any]:
+        """Returns the mount of a container."""
+        return {"name": self.name, "mountPath": self.path}
+
+
+def volumes(options: Options) -> list[Volume]:
+    """Returns the volumes for the folders of the command. Object stores need no volume.
+
+    Raises:
+        ConfigurationError: A folder of the training command is not an absolute path.
+    """
+    runs: PurePosixPath | None = _RUNS
+    data: PurePosixPath | None = _DATA
+    if options.is_training_command:
+        runs, data = _folder(options.command, "run_dir", _RUNS), _data_folder(options.command)
+    mounts = []
+    if runs:
+        comment = "your claim, with ReadWriteMany: all pods write run folders to it"
+        mounts.append(Volume("runs", f"{options.name}-runs", str(runs), comment))
+    if data and data != runs:
+        comment = "your claim with the data; all pods must be able to mount it"
+        mounts.append(Volume("data", f"{options.name}-data", str(data), comment))
+    return mounts
+
+
+def portable_command(options: Options) -> tuple[str, ...]:
+    """Returns the command for pods. A training command uses folders on the volumes.
+
+    Raises:
+        ConfigurationError: A folder of the training command is not an absolute path.
+    """
+    command = options.portable_command
+    if not options.is_training_command:
+        return command
+    data = _data_folder(command)
+    if not settings_file.setting(command, "run_dir"):
+        command += ("--run-dir", str(_RUNS / options.name))
+    if data and not settings_file.setting(command, "data_dir"):
+        command += ("--data-dir", str(data / "packed"))
+    return command
+
+
+def _data_folder(command: tuple[str, ...]) -> PurePosixPath | None:
+    """Returns the mount path for data: the parent of the folder `--data`, or of `--data-dir`."""
+    data = settings_file.setting(command, "data")
+    is_folder = data and data.value not in _BUILT_IN and not str(data.value).startswith("tfds:")
+    return _folder(command, "data" if is_folder else "data_dir", _DATA)
+
+
+def _folder(command: tuple[str, ...], field: str, default: PurePosixPath) -> PurePosixPath | None:
+    """Returns the parent of the folder in a field, or the default if unset, or None for a URL.
+
+    Raises:
+        ConfigurationError: The value is a relative path.
+    """
+    setting = settings_file.setting(command, field)
+    if setting is None:
+        return default
+    if "://" in str(setting.value):
+        return None
+    path = PurePosixPath(str(setting.value))
+    if not path.is_absolute():
+        raise ConfigurationError(
+            f"{setting.place} {setting.value}: pods mount volumes at absolute paths. Use an "
+            f"absolute path such as {default / path.name}."
+        )
+    return path.parent if path.parent != PurePosixPath("/") else path

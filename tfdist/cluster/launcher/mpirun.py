@@ -1,13 +1,16 @@
-"""The command lines of mpirun and horovodrun."""
+"""The command lines of mpirun and horovodrun, and the MPI that is installed."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
+import sysconfig
+from typing import NamedTuple
 
-from tfdist.cluster import mpi_library
 from tfdist.cluster.launcher.options import Options
 from tfdist.cluster.launcher.plan import Process
 from tfdist.cluster.messages import SECRET
@@ -28,7 +31,7 @@ def process(options: Options) -> Process:
     """
     if options.via == "mpirun":
         return _mpirun(options)
-    path = mpi_library.search_path()  # also works if the virtual environment is not activated
+    path = search_path()  # also works if the virtual environment is not activated
     program = shutil.which("horovodrun", path=path)
     if not program:
         raise LaunchError("--via horovodrun: Horovod is not installed. Run tfdist install_horovod.")
@@ -39,7 +42,7 @@ def process(options: Options) -> Process:
 
 def _mpirun(options: Options) -> Process:
     """Returns the command with flags of Open MPI, or of Hydra (MPICH and Intel MPI)."""
-    mpi = mpi_library.find()
+    mpi = find()
     if mpi is None:
         raise LaunchError(
             "--via mpirun: no MPI is installed; tfdist doctor shows how to install one."
@@ -66,3 +69,60 @@ def _mpirun(options: Options) -> Process:
 
 def _slots(options: Options) -> str:
     return ",".join(f"{host}:{number}" for host, number in options.hosts.items())
+
+
+#: Pattern of the first line of `mpirun --version`, and the MPI that prints it.
+_KINDS = {
+    r"\(Open MPI\) ([\w.]+)": "Open MPI",
+    r"Intel\(R\) MPI Library.* Version ([\d.]+)": "Intel MPI",
+    r"Version:\s+([\w.]+)": "MPICH",  # Hydra, the launcher of MPICH and its derivatives
+}
+
+
+class Mpi(NamedTuple):
+    """An installed MPI.
+
+    Attributes:
+        kind: `"Open MPI"`, `"Intel MPI"`, `"MPICH"`, or `"MPI"` if it is unknown.
+        version: Such as `"4.1.4"`; empty if it is unknown.
+        mpirun: Path of its launcher.
+        compiler: Path of its C++ compiler; None if it has none.
+    """
+
+    kind: str
+    version: str
+    mpirun: str
+    compiler: str | None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.version}".rstrip()
+
+
+def search_path() -> str:
+    """Returns PATH with the programs of this Python environment, activated or not, first."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+
+
+def find(path: str | None = None) -> Mpi | None:
+    """Returns the first MPI on a search path, or None.
+
+    Args:
+        path: Folders in the format of PATH; None: `search_path()`.
+    """
+    path = search_path() if path is None else path
+    mpirun = shutil.which("mpirun", path=path)
+    if mpirun is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answer.returncode:
+        return None
+    compiler = shutil.which("mpicxx", path=path)
+    for pattern, kind in _KINDS.items():
+        if match := re.search(pattern, answer.stdout):
+            return Mpi(kind, match[1], mpirun, compiler)
+    return Mpi("MPI", "", mpirun, compiler)

@@ -165,16 +165,13 @@ def _split_command(
     namespace, unknown = parser.parse_known_args(arguments)
     for word, before in zip(unknown, ["", *unknown], strict=False):
         if _is_script(word) and not before.startswith("-"):
+            flags = re.findall(r"--[a-z0-9-]+", parser.format_help())
             raise ConfigurationError(
                 f"{word}: put the flags of the script after it, and only flags of the launcher "
-                f"before it: {PROGRAM} [flags] {word} ...{_hint(parser, unknown[0])}"
+                f"before it: {PROGRAM} [flags] {word} ..."
+                f"{did_you_mean(unknown[0].partition('=')[0], flags)}"
             )
     return namespace, [sys.executable, "-m", "tfdist.train", *unknown]
-
-
-def _hint(parser: argparse.ArgumentParser, flag: str) -> str:
-    """Returns a suggestion for a flag that the launcher does not have, or an empty text."""
-    return did_you_mean(flag.partition("=")[0], re.findall(r"--[a-z0-9-]+", parser.format_help()))
 
 
 def _is_script(word: str) -> bool:
@@ -212,7 +209,6 @@ def _worker_range(text: str) -> tuple[int, int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Returns the parser of the launcher's own flags."""
     flags = _Parser(prog=PROGRAM, usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
     _add_process_flags(flags.add_argument_group("Processes").add_argument)
     _add_failure_flags(flags.add_argument_group("Failures and preemptions").add_argument)

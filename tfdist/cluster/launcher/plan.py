@@ -1,4 +1,8 @@
-"""Computes the processes of a run, with their hosts and environment variables."""
+"""Computes the processes of a run, with their hosts and environment variables.
+
+For Horovod's Gloo controller, the variables and the rendezvous server are those of
+`horovod.runner.gloo_run`, which would also start the processes.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,14 @@ import json
 import os
 import re
 import shlex
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from tfdist.cluster import gpus
-from tfdist.cluster.launcher import horovod
-from tfdist.cluster.launcher.horovod import Slot as Slot
-from tfdist.cluster.networks import check_free, free_ports
+from tfdist.cluster.networks import check_free, free_ports, listen_address
 from tfdist.errors import ConfigurationError
 
 LOCAL = "127.0.0.1"
@@ -140,9 +144,9 @@ def workers(
     processes = []
     for slot in slots:
         environ = tf_config(tasks, "worker", slot.rank)
-        if horovod.installed():
+        if horovod_installed():
             network = "lo" if first == LOCAL else interface
-            environ |= horovod.environ(slot, first, rendezvous, network)
+            environ |= horovod_environ(slot, first, rendezvous, network)
         if gpus_per_worker:
             local_rank = gpu_slots[slot.rank] if gpu_slots else slot.local_rank
             first_gpus = range((local_rank + 1) * gpus_per_worker)
@@ -160,11 +164,11 @@ def rendezvous(planned: Plan, slots: Sequence[Slot]) -> Iterator[None]:
     Raises:
         ClusterError: The port is in use.
     """
-    if not horovod.installed():
+    if not horovod_installed():
         yield
         return
     check_free(planned.rendezvous)
-    with horovod.rendezvous_server(slots, int(planned.rendezvous.rpartition(":")[2])):
+    with horovod_rendezvous(slots, int(planned.rendezvous.rpartition(":")[2])):
         yield
 
 
@@ -214,3 +218,75 @@ def with_parameter_servers(
 def tf_config(tasks: Mapping[str, Sequence[str]], task: str, index: int) -> dict[str, str]:
     """Returns the environment variable `TF_CONFIG` of one task."""
     return {"TF_CONFIG": json.dumps({"cluster": tasks, "task": {"type": task, "index": index}})}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The position of a worker, named as in MPI and Horovod: `cross` counts hosts."""
+
+    host: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def horovod_installed() -> bool:
+    """Returns whether Horovod is installed, without importing it."""
+    return find_spec("horovod") is not None
+
+
+def horovod_environ(slot: Slot, server: str, port: int, interface: str) -> dict[str, str]:
+    """Returns the environment variables of one worker.
+
+    Args:
+        slot: The slot of the worker.
+        server: Address of the host that runs the rendezvous server.
+        port: Port of that server.
+        interface: The network interface between the workers; empty: Horovod chooses.
+    """
+    return {
+        "HOROVOD_HOSTNAME": slot.host,
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(slot.size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": server,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        **({"HOROVOD_GLOO_IFACE": interface} if interface else {}),
+    }
+
+
+@contextlib.contextmanager
+def horovod_rendezvous(slots: Sequence[Slot], port: int) -> Iterator[None]:
+    """Runs Horovod's rendezvous server within the block, in a thread.
+
+    The server has no authentication. If all workers are on one host, it therefore listens on the
+    loopback address only.
+    """
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http import http_server
+
+    server = http_server.RendezvousHTTPServer(
+        (listen_address([slot.host for slot in slots]), port), http_server.RendezvousHandler, False
+    )
+    server.init([SlotInfo(**_slot_info(slot)) for slot in slots])
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _slot_info(slot: Slot) -> dict[str, int | str]:
+    fields = asdict(slot)
+    return {"hostname": fields.pop("host"), **fields}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Protocol, TextIO
 
-from tfdist.cluster import waiting
+from tfdist.cluster.deadline import WAITING_FOLDER, waiting_ranks
 from tfdist.cluster.launcher.orphans import marked, watching
 from tfdist.cluster.launcher.output import Relay
 from tfdist.cluster.launcher.plan import Process
@@ -331,7 +331,7 @@ class Children:
 
     def _check_waiting(self) -> None:
         """Raises an error if a worker waits, since the last check, for one that has ended."""
-        before, self._waiting = self._waiting, waiting.ranks(self._waiting_folder)
+        before, self._waiting = self._waiting, waiting_ranks(self._waiting_folder)
         names = {child.process.name for child in self._children if child.running}
         if stuck := sorted(names & before & self._waiting, key=int):
             raise LaunchError(
@@ -446,7 +446,7 @@ def started(
     """
     mark = uuid.uuid4().hex
     with folders.temporary() as folder:
-        shared = {**environ, **marked(mark), waiting.FOLDER: folder}
+        shared = {**environ, **marked(mark), WAITING_FOLDER: folder}
         children = [LocalChild(process, shared, streams or Streams()) for process in processes]
         try:
             with watching(mark, folder), Children(children, grace, restarts, folder) as group:

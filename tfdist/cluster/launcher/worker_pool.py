@@ -170,7 +170,6 @@ class WorkerPool:
         self.processes = [psutil.Process(process_id) for _, process_id in by_rank]
 
     def _processes(self, command: Sequence[str]) -> list[Process]:
-        """Returns the processes to start."""
         if not self._via:
             return [Process("0", tuple(command))]
         if self._via == "processes":
@@ -182,7 +181,6 @@ class WorkerPool:
         return [mpirun.process(options.parse([*given, "--", *command]))]
 
     def _accept(self, listener: socket.socket, deadline: float) -> Connection:
-        """Waits for the next worker to connect."""
         while time.monotonic() < deadline:
             try:
                 return Connection(listener.accept()[0].detach())

@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,17 +18,24 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import networks
+from tfdist.cluster.deadline import exit_now
 from tfdist.cluster.record import joined, split
 from tfdist.cluster.remote import FULL, JOB, REMOTE
 from tfdist.cluster.remote import is_remote as is_remote
 from tfdist.cluster.remote import names_remote as names_remote
 from tfdist.cluster.remote import servers_of as servers_of
 from tfdist.cluster.remote.heartbeat import Heartbeat, Lost, first_lost, wait_for
-from tfdist.errors import PEER_LOST, ClusterError, DeviceError
+from tfdist.errors import PEER_LOST, ClusterError, DeviceError, first_line
 
 #: With eager operations streamed to servers, a function could read a variable before an earlier
 #: assignment arrives there.
 _STREAMING = "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"
+#: Time for TensorFlow's own error to arrive, which ends a call in an orderly way.
+_ERROR_SECONDS = 2.0
+_TASK = re.compile(r"/job:device_server/replica:0/task:(\d+)")
+
+#: Number of calls in progress that need the servers.
+_calls = 0
 
 _servers: list[str] = []
 _heartbeat: Heartbeat | None = None
@@ -174,3 +183,61 @@ def spread(devices: Sequence[str], otherwise: str) -> Iterator[None]:
             return
         with tf.variable_creator_scope(create):
             yield
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """A context for calls that need the device servers, if this process is connected to some.
+
+    Raises:
+        ClusterError: A server is lost, and TensorFlow noticed. If it waits for the server instead,
+            this process ends with the exit code of the watchdog.
+    """
+    global _calls
+    if (asking := heartbeat()) is None:
+        yield
+        return
+    asking.on_loss = _end_calls
+    if asking.lost:
+        raise error_of(asking.lost)
+    _calls += 1
+    try:
+        yield
+    except ClusterError:
+        raise
+    except Exception as error:
+        errors = _errors_of_tensorflow(error)
+        if errors and (lost := asking.lost or _explanation(errors)):
+            raise error_of(lost) from error
+        raise
+    finally:
+        _calls -= 1
+
+
+def _end_calls(lost: Lost) -> None:
+    """Ends this process if a call still waits for a lost server."""
+    time.sleep(_ERROR_SECONDS)
+    if _calls:
+        exit_now(str(lost))
+
+
+def _errors_of_tensorflow(error: BaseException | None) -> list[tf.errors.OpError]:
+    """Returns those among an error and its causes."""
+    errors = []
+    while error is not None:
+        errors += [error] if isinstance(error, tf.errors.OpError) else []
+        error = error.__cause__ or error.__context__
+    return errors
+
+
+def _explanation(errors: Sequence[tf.errors.OpError]) -> Lost | None:
+    """Returns the server whose loss explains errors, if it does."""
+    servers = connected()
+    if lost := first_lost(servers):
+        return lost
+    for one in errors:  # of a server that was started again
+        named = _TASK.search(str(one))
+        if isinstance(one, (tf.errors.UnavailableError, tf.errors.AbortedError)):
+            server = servers[int(named[1])] if named else ", ".join(servers)
+            return Lost(server, f"was lost ({first_line(one)})")
+    return None

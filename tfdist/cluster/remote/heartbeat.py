@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster.record import split
-from tfdist.cluster.remote import native_exit, probe
+from tfdist.cluster.remote import probe
 from tfdist.cluster.remote.probe import Lost, problem
 from tfdist.console import threads
 from tfdist.errors import ClusterError
@@ -67,7 +67,7 @@ class Heartbeat:
     def __init__(self, servers: Sequence[str], exit_code: int) -> None:
         self.lost: Lost | None = None
         self.on_loss: Callable[[Lost], object] = lambda lost: None
-        queue = native_exit.prepare(exit_code)
+        queue = probe.native_exit(exit_code)
         self._process = subprocess.Popen(
             [sys.executable, "-m", probe.__name__, str(os.getpid()), str(queue or 0), *servers],
             pass_fds=[queue] if queue else [],

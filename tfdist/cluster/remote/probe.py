@@ -8,6 +8,7 @@ watched from the moment that this process has started.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -16,8 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
-
-from tfdist.cluster.remote import native_exit
 
 #: Time between two questions, and in which an answer has to come.
 _INTERVAL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
@@ -28,6 +27,7 @@ SILENCE_SECONDS = 20.0
 #: the time that a call has to fail by itself, it stays below the 5 s that the documentation states.
 _ACKNOWLEDGE_SECONDS = 2.0
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and empty settings
+_SIGEV_THREAD = 2  # of glibc's and musl's <signal.h>
 
 
 class Lost(NamedTuple):
@@ -78,7 +78,6 @@ def problem(server: str) -> str:
 
 
 def _ask_for_ever(server: str, on_loss: Callable[[Lost], None]) -> None:
-    """Asks one server until it is lost."""
     heard = time.monotonic()
     while True:
         with contextlib.suppress(ConnectionError):
@@ -114,7 +113,7 @@ def main(parent: int, queue: int, servers: Sequence[str]) -> None:
     if not acknowledged.wait(_ACKNOWLEDGE_SECONDS):
         print(f"error: {lost[0]}\nProcess {parent} waits for it and is ended.", file=sys.stderr)
         if queue:
-            native_exit.trigger(queue)
+            trigger_exit(queue)
             time.sleep(_ACKNOWLEDGE_SECONDS)  # this process ends with the parent
         os.kill(parent, signal.SIGKILL)
 
@@ -130,6 +129,45 @@ def _read_until_end(pipe: IO[str]) -> threading.Event:
 
     threading.Thread(target=read, daemon=True).start()
     return event
+
+
+class _SigEvent(ctypes.Structure):
+    """`struct sigevent`, which is 64 bytes long."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signo", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("function", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 32),
+    )
+
+
+def native_exit(code: int) -> int | None:
+    """Returns the file descriptor of a queue: a message to it ends this process with the code.
+
+    Signals cannot while a call blocks all of Python: it handles them after the call, and a killed
+    process has no exit code. A message queue can start a thread of the C library (mq_notify(3))
+    that calls `_exit`. Returns None where the system has no message queues.
+    """
+    name = f"/tfdist-{os.getpid()}".encode()
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NONBLOCK
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        queue: int = libc.mq_open(name, flags, ctypes.c_uint(0o600), None)
+        libc.mq_unlink(name)
+        function = ctypes.cast(libc._exit, ctypes.c_void_p)
+        event = _SigEvent(value=code, notify=_SIGEV_THREAD, function=function)
+        failed = queue < 0 or libc.mq_notify(queue, ctypes.byref(event))
+    except AttributeError:  # a C library without them
+        return None
+    return None if failed else queue
+
+
+def trigger_exit(queue: int) -> None:
+    """Ends the process that prepared the queue, of which this one inherited the descriptor."""
+    ctypes.CDLL(None).mq_send(queue, b"exit", ctypes.c_size_t(4), 0)
 
 
 if __name__ == "__main__":

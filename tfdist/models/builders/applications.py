@@ -23,7 +23,7 @@ from keras import layers
 
 from tfdist.errors import ConfigurationError, did_you_mean, first_line
 from tfdist.models.builders import head
-from tfdist.models.builders.pixels import pixels
+from tfdist.models.builders.head import pixels
 from tfdist.precision import policy
 
 #: Initial weights: random (None or "none"), trained on ImageNet ("imagenet", downloaded once), or

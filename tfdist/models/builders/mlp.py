@@ -8,7 +8,7 @@ import keras
 from keras import layers
 
 from tfdist.models.builders import head
-from tfdist.models.builders.pixels import pixels
+from tfdist.models.builders.head import pixels
 
 
 def mlp(

@@ -15,8 +15,8 @@ import keras
 from keras import layers
 
 from tfdist.models.builders import head
-from tfdist.models.builders.pixels import pixels
-from tfdist.models.builders.transformer import block
+from tfdist.models.builders.gpt import block
+from tfdist.models.builders.head import pixels
 
 #: Number of blocks, width and number of heads.
 SIZES = {"micro": (4, 64, 4), "tiny": (12, 192, 3), "small": (12, 384, 6), "base": (12, 768, 12)}

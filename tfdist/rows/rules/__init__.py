@@ -8,20 +8,12 @@ them.
 from __future__ import annotations
 
 from tfdist.rows.dependence import Rule
-from tfdist.rows.rules import (
-    elementwise,
-    linear_algebra,
-    lists,
-    reductions,
-    selection,
-    shapes,
-)
+from tfdist.rows.rules import elementwise, linear_algebra, reductions, selection, shapes
 
 #: The rules, by type of operation.
 RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **linear_algebra.RULES,
-    **lists.RULES,
     **reductions.RULES,
     **selection.RULES,
     **shapes.RULES,

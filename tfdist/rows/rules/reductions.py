@@ -74,7 +74,6 @@ def _one_axis(op: Any, values: Values) -> Dependence:
 
 
 def _cumulative(op: Any, values: Values) -> Dependence:
-    """`Cumsum`, `Reverse`, `Roll`: the entries along an axis are combined or moved."""
     value = values[0]
     index = 2 if op.type == "Roll" else 1
     if value.kind is not Kind.ROWS:

@@ -60,7 +60,6 @@ def find_tasks(cluster: Cluster, devices: Any, num_servers: Any) -> dict[str, li
 
 
 def _number(option: str, value: Any, default: int) -> int:
-    """Checks a number of processes."""
     if value is None:
         return default
     if not isinstance(value, int) or value < 1:

@@ -214,7 +214,6 @@ class StagedVariables(VariableLayout):
         return variable.value.device
 
     def _homes(self) -> dict[int, str]:
-        """Returns the device of each weight, by its id."""
         weights = [] if self.stages is None else self.stages.weights()
         return {
             id(weight): device

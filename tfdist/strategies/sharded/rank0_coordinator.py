@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdist import cluster
 from tfdist.errors import ClusterError
 from tfdist.groups.base import ProcessGroup
-from tfdist.strategies.clock import read_by_host
+from tfdist.strategies.inner_loop import read_by_host
 from tfdist.upstream.keras_variables import ShardedVariable
 from tfdist.upstream.tensorflow_graphs import outermost_graph
 

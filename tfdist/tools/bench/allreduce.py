@@ -14,11 +14,11 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.cluster import mpi_library
+from tfdist.cluster.launcher import mpirun
 from tfdist.cluster.launcher.worker_pool import WorkerPool
-from tfdist.console import sizes as byte_sizes
 from tfdist.console import tables
-from tfdist.tools.bench import harness, rounds
+from tfdist.console import units as byte_sizes
+from tfdist.tools.bench import harness
 
 DESCRIPTION = (
     "measures the bandwidth of an all-reduce over two replicas, compared with a memory copy"
@@ -64,7 +64,7 @@ def missing(engine: str) -> str:
     """Returns why an engine is not available on this machine; empty if it is."""
     if "Horovod" in engine and find_spec("horovod") is None:
         return "Horovod is not installed"
-    if "MPI" in engine and mpi_library.find() is None:
+    if "MPI" in engine and mpirun.find() is None:
         return "no MPI is installed"
     if "PyTorch" in engine and find_spec("torch") is None:
         return "PyTorch is not installed"
@@ -127,7 +127,7 @@ def measure(pools: Mapping[str, WorkerPool], num_bytes: int, num_rounds: int) ->
         name: functools.partial(_slowest, pool, num_bytes, repeats) for name, pool in pools.items()
     }
     contenders[COPY] = functools.partial(_copy, num_bytes, repeats)
-    seconds = rounds.run_in_turns(contenders, num_rounds)
+    seconds = harness.run_in_turns(contenders, num_rounds)
     return {
         "bytes": num_bytes,
         "repeats": repeats,
@@ -139,12 +139,10 @@ def measure(pools: Mapping[str, WorkerPool], num_bytes: int, num_rounds: int) ->
 
 
 def _slowest(pool: WorkerPool, num_bytes: int, repeats: int) -> float:
-    """Returns the time of the slowest worker."""
     return max(pool.ask(num_bytes, repeats))
 
 
 def _copy(num_bytes: int, repeats: int) -> float:
-    """Returns the time of a copy within the memory of this process."""
     # Not np.zeros, whose pages are allocated only when they are written.
     source, to, times = np.ones(num_bytes, np.uint8), np.ones(num_bytes, np.uint8), []
     for _ in range(repeats):
@@ -161,9 +159,9 @@ def _result(name: str, seconds: Sequence[float], copy: Sequence[float], num_byte
         [b / s / 1e9 for s in of] for b, of in ((moved, seconds), (num_bytes, copy))
     ]
     return {
-        "ms": rounds.spread([1e3 * s for s in seconds]),
-        "gb_per_s": rounds.spread(bandwidths),
-        "of_memory_copy": rounds.ratio(bandwidths, copies),
+        "ms": harness.spread([1e3 * s for s in seconds]),
+        "gb_per_s": harness.spread(bandwidths),
+        "of_memory_copy": harness.ratio(bandwidths, copies),
         "samples_s": list(seconds),
     }
 
@@ -174,7 +172,6 @@ def _cell(name: str, result: dict[str, Any]) -> str:
 
 
 def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
-    """Plots bandwidths by size, with their quartiles."""
     axes = figure.add_subplot()
     measured = [result["bytes"] for result in results]
     for name in results[0]["engines"]:

@@ -5,16 +5,34 @@ Importing it imports no TensorFlow.
 
 from __future__ import annotations
 
+import gc
 import json as json_format
-from collections.abc import Callable, Mapping, Sequence
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+import psutil
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.console import command, files, table_files, tables
-from tfdist.tools.bench import machine
+import tfdist
+from pipelines.cores import num_bound_cores
+from tfdist.console import command, files, tables
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+#: Explanation of spreads in tables.
+NOTE = "Medians, with quartiles in brackets."
+
+
+#: The `median` of some measurements, and their quartiles as `low` and `high`.
+Spread = dict[str, float]
 
 
 def add_arguments(
@@ -99,11 +117,11 @@ class Output:
         table: str | None,
         chart: str | None,
     ) -> None:
-        table_files.check(json, ".json")
-        table_files.check(table, ".md", ".csv")
-        table_files.check(chart, ".png")
+        tables.check_path(json, ".json")
+        tables.check_path(table, ".md", ".csv")
+        tables.check_path(chart, ".png")
         self._benchmark, self._json, self._table, self._chart = benchmark, json, table, chart
-        self._load = machine.OtherLoad()
+        self._load = OtherLoad()
 
     def show(
         self,
@@ -122,7 +140,7 @@ class Output:
         """
         tables.numbers(header, rows, title=title, num_names=num_names)
         if self._table:
-            table_files.write(Path(self._table), header, rows)
+            tables.write_file(Path(self._table), header, rows)
 
     def conclude(
         self,
@@ -139,7 +157,7 @@ class Output:
             paint: Plots the results (second argument) to a matplotlib figure (first argument).
             size: Width and height of the figure in inches.
         """
-        facts = machine.facts() | {"share_of_other_processes": self._load.fraction()}
+        facts = machine_facts() | {"share_of_other_processes": self._load.fraction()}
         if self._json is not None:
             document = {"benchmark": self._benchmark, "machine": facts, "results": results}
             with files.replacing(Path(self._json)) as temporary:
@@ -158,3 +176,115 @@ class Output:
         paint(figure, results)
         with files.replacing(Path(self._chart)) as temporary:
             figure.savefig(temporary, dpi=100)
+
+
+def run_in_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
+    """Measures each variant once per round. Each round starts with a different variant.
+
+    Args:
+        contenders: Functions that measure once, after a warm-up.
+        num_rounds: Measurements of each variant.
+
+    Returns:
+        The measurements of each variant, in the order of the rounds.
+    """
+    names = list(contenders)
+    samples: dict[K, list[T]] = {name: [] for name in names}
+    # A full garbage collection during a measurement would visit all objects of TensorFlow.
+    gc.collect()
+    gc.freeze()
+    for number in range(num_rounds):
+        first = number % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            samples[name].append(contenders[name]())
+    gc.unfreeze()
+    return samples
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Returns median and quartiles."""
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75]).tolist()
+    return {"median": median, "low": low, "high": high}
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
+    """Returns the spread of the ratios of two variants' measurements, round by round."""
+    return spread([a / b for a, b in zip(numerators, denominators, strict=True)])
+
+
+def as_text(values: Mapping[str, float], form: str = ".2f") -> str:
+    """Returns a spread as `median (low-high)`.
+
+    Args:
+        values: A spread.
+        form: Format of each number.
+    """
+    return f"{values['median']:{form}} ({values['low']:{form}}-{values['high']:{form}})"
+
+
+def machine_facts() -> dict[str, Any]:
+    """Returns processor, memory, accelerators and versions. Initializes TensorFlow."""
+    import keras
+    import tensorflow as tf
+
+    gpus = tf.config.list_physical_devices("GPU")
+    details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
+    return {
+        "processor": _processor(),
+        "cores": num_bound_cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "gpus": [detail.get("device_name", "unknown") for detail in details],
+        "versions": {
+            "python": platform.python_version(),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "tfdist": tfdist.__version__,
+        },
+    }
+
+
+@contextmanager
+def on_cores(cores: Iterable[int]) -> Iterator[None]:
+    """Restricts this thread, and the threads and processes that it starts, to some cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+class OtherLoad:
+    """Measures the processor time of processes other than this one and its children."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._began = time.perf_counter()
+        self._all, self._own = _busy_seconds(), self._own_seconds()
+
+    def fraction(self) -> float:
+        """Returns the fraction of all cores' time that other processes used since the start."""
+        seconds = time.perf_counter() - self._began
+        others = (_busy_seconds() - self._all) - (self._own_seconds() - self._own)
+        return round(min(1.0, max(0.0, others / (seconds * (psutil.cpu_count() or 1)))), 3)
+
+    def _own_seconds(self) -> float:
+        processes = [self._process, *self._process.children(recursive=True)]
+        # `cpu_times` of a process includes its ended children.
+        return sum(sum(process.cpu_times()[:4]) for process in processes)
+
+
+def _busy_seconds() -> float:
+    """Returns the total non-idle seconds of all cores since boot."""
+    times = psutil.cpu_times()
+    # `user` includes the time of guests. `steal` is the time of other virtual machines.
+    others = ("iowait", "guest", "guest_nice")  # of Linux
+    return sum(times) - times.idle - sum(getattr(times, name, 0.0) for name in others)
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

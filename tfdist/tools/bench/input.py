@@ -13,7 +13,7 @@ from jsonargparse.typing import PositiveInt
 
 from tfdist.config import default_data_dir
 from tfdist.console import tables
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 
 if TYPE_CHECKING:
     from tfdist.tools.bench.input_readers import Reader
@@ -73,9 +73,9 @@ def run(
     images = photographs.create(Path(data_dir) / "bench", num_images, large)
     results: dict[str, Any] = {"images": num_images, "large": large}
     if with_model:
-        from tfdist.tools.bench import input_wait
+        from tfdist.tools.bench import input_readers
 
-        results["with_model"] = input_wait.measure(images)
+        results["with_model"] = input_readers.measure_wait(images)
         _show_wait(results["with_model"])
     else:
         readers = input_readers.READERS | dict(more_readers or {})
@@ -89,7 +89,7 @@ def run(
     output.conclude(results, _NOTE)
 
 
-_NOTE = f"{rounds.NOTE} Other processes include the worker processes of the contenders."
+_NOTE = f"{harness.NOTE} Other processes include the worker processes of the contenders."
 
 
 def compare(
@@ -115,25 +115,24 @@ def compare(
         name: functools.partial(_rate, reader, images, num_images)
         for name, reader in readers.items()
     }
-    measured = rounds.run_in_turns(turns, num_rounds)
+    measured = harness.run_in_turns(turns, num_rounds)
     results: dict[str, dict[str, Any]] = {}
     for name, samples in measured.items():
-        results[name] = {"images_per_s": rounds.spread(samples), "samples": samples}
+        results[name] = {"images_per_s": harness.spread(samples), "samples": samples}
         if name == LIMIT:
             results[name]["ratio"] = _with_goal(measured[OURS], samples, LIMIT_GOAL)
         elif name not in (OURS, PACKED):
-            results[name]["ratio"] = rounds.ratio(measured[OURS], samples)
+            results[name]["ratio"] = harness.ratio(measured[OURS], samples)
             results[name]["packed_ratio"] = _with_goal(measured[PACKED], samples, OTHERS_GOAL)
     return results
 
 
 def _with_goal(ours: list[float], other: list[float], goal: float) -> dict[str, Any]:
-    ratio = rounds.ratio(ours, other)
+    ratio = harness.ratio(ours, other)
     return ratio | {"goal": goal, "met": ratio["median"] >= goal}
 
 
 def _rate(reader: Reader, images: Photographs, num_images: int) -> float:
-    """Returns images per second after the first batches."""
     steps = reader(images)
     for _ in range(_WARM_UP_STEPS):
         next(steps)
@@ -154,10 +153,10 @@ def _show_wait(result: dict[str, float]) -> None:
 
 def _cells(result: dict[str, Any]) -> list[str]:
     ratios = [result.get("ratio"), result.get("packed_ratio")]
-    cells = [rounds.as_text(one) if one else "" for one in ratios]
+    cells = [harness.as_text(one) if one else "" for one in ratios]
     goals = [
         f"{one['goal']:.2f} {'met' if one['met'] else 'missed'}"
         for one in ratios
         if one and "goal" in one
     ]
-    return [rounds.as_text(result["images_per_s"], ".0f"), *cells, *(goals or [""])]
+    return [harness.as_text(result["images_per_s"], ".0f"), *cells, *(goals or [""])]

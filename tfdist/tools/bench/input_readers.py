@@ -6,14 +6,18 @@ batch 64 images. Only Keras's reader resizes whole images without cropping, whic
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import keras
 import tensorflow as tf
 
 import pipelines
 from pipelines.maps import images
-from tfdist.tools.bench import photographs
+from tfdist.errors import DeviceError
+from tfdist.tools.bench import harness, photographs
 from tfdist.tools.bench.photographs import Photographs
 
 LIMIT, OURS = "decoding alone, in memory", "pipelines"
@@ -25,6 +29,11 @@ SEED = 1
 
 #: Reads endlessly, and yields the number of images of each batch.
 Reader = Callable[[Photographs], Iterator[int]]
+GOAL = 0.02
+_WAIT_BATCH_SIZE = 16
+_FILTERS = (16, 32, 64, 64)  # several times slower on one core than decoding a batch
+_STEPS = 40
+_WARM_UP_STEPS = 5
 
 
 def augment(encoded: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -109,3 +118,88 @@ def random_crop(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tenso
 def batch_sizes(dataset: tf.data.Dataset) -> Iterator[int]:
     """Yields the number of examples of each batch."""
     return (len(labels) for _, labels in dataset)
+
+
+def measure_wait(found: Photographs) -> dict[str, float]:
+    """Trains a network that is slower than its input.
+
+    Returns:
+        `data_wait`, the fraction of time in which steps waited for data; `goal`; `steps`;
+        `step_ms`; and `batch_ms`, the time per batch of the input without the model.
+
+    Raises:
+        DeviceError: There are fewer than two cores, or the system cannot bind threads to them.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        raise DeviceError("--with-model binds threads to cores, which only Linux can.")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise DeviceError("--with-model needs two cores, one for the model and one for the input.")
+    with harness.on_cores(cores[:1]):
+        tf.identity(0)  # starts TensorFlow's threads on the model's core
+    with harness.on_cores(cores[1:2]):
+        batches = _input(found)  # its threads inherit this core
+        begin = time.perf_counter()
+        for _ in range(_STEPS):
+            next(batches)
+        batch_ms = (time.perf_counter() - begin) / _STEPS * 1e3
+    with harness.on_cores(cores[:1]):
+        waited = total = 0.0
+        step = _training_step()
+        for number in range(_WARM_UP_STEPS + _STEPS):
+            begin = time.perf_counter()
+            images, labels = next(batches)
+            ready = time.perf_counter()
+            float(step(images, labels))  # waits for the step, also on a GPU
+            if number >= _WARM_UP_STEPS:
+                waited += ready - begin
+                total += time.perf_counter() - begin
+    return {
+        "data_wait": waited / total,
+        "goal": GOAL,
+        "steps": _STEPS,
+        "step_ms": total / _STEPS * 1e3,
+        "batch_ms": batch_ms,
+    }
+
+
+def _input(images: Photographs) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    dataset = pipelines.read(
+        images.shards,
+        _WAIT_BATCH_SIZE,
+        shuffle_buffer=SHUFFLE_BUFFER,
+        seed=SEED,
+        decode_images=False,
+        last_batch="drop",
+        augment_fn=lambda example, seed: (
+            augment(example["image"], seed),
+            example["label"],
+        ),
+        tuning=pipelines.Tuning(num_threads=1),
+    )
+    batches = iter(dataset.repeat())
+    next(batches)
+    return batches
+
+
+def _training_step() -> tf.types.experimental.PolymorphicFunction:
+    model = keras.Sequential([keras.Input((*SIZE, 3))])
+    for filters in _FILTERS:
+        model.add(keras.layers.Conv2D(filters, 3, strides=2, padding="same", activation="relu"))
+        model.add(keras.layers.Conv2D(filters, 3, padding="same", activation="relu"))
+    model.add(keras.layers.GlobalAveragePooling2D())
+    model.add(keras.layers.Dense(photographs.NUM_CLASSES, activation="softmax"))
+    optimizer = keras.optimizers.SGD()
+    optimizer.build(model.trainable_variables)
+    loss = keras.losses.SparseCategoricalCrossentropy()
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        # Normalize on the device, because transferring uint8 needs a quarter of the bytes.
+        images = tf.cast(images, tf.float32) / 127.5 - 1
+        with tf.GradientTape() as tape:
+            value = loss(labels, model(images, training=True))
+        optimizer.apply(tape.gradient(value, model.trainable_variables))
+        return value
+
+    return step

@@ -78,7 +78,6 @@ def encoded(photographs: Photographs) -> list[bytes]:
 
 
 def _written(files: Path, num_images: int, large: bool) -> Iterator[dict[str, object]]:
-    """Writes the JPEGs, and yields each with its label."""
     # A fork would copy TensorFlow's locks in an arbitrary state.
     with multiprocessing.get_context("spawn").Pool() as pool:
         jpeg = functools.partial(_jpeg, enlarged=_ENLARGED if large else 1)

@@ -81,7 +81,6 @@ def run_each(
 
 
 def _files(name: str, module: str, folder: str) -> list[str]:
-    """Returns the flags for the files that a benchmark can write."""
     parser = command.parser(name, "")
     importlib.import_module(module).add_arguments(parser)
     help_text = parser.format_help()

@@ -15,7 +15,7 @@ from tfdist import cluster
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.console import tables
 from tfdist.errors import DeviceError, LaunchError
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 from tfdist.tools.bench.allreduce import missing
 from tfdist.tools.bench.workloads import WORKLOADS, Workload
 
@@ -40,7 +40,7 @@ MODELS = {
 }
 _SMOKE_ROUNDS = 2
 _NOTE = (
-    f"{rounds.NOTE} Each process has one core and a per-replica batch. 'efficiency': images per "
+    f"{harness.NOTE} Each process has one core and a per-replica batch. 'efficiency': images per "
     "second and process, relative to a single process. 'exchange': fraction of a step's time "
     "beyond that of two processes without communication. 'relative': tfdist's time relative to "
     "that of a hand-written loop with the same engine."
@@ -209,7 +209,7 @@ def measure(
             except LaunchError as error:
                 why = str(error).splitlines()[-1]
                 failed[engine, way] = {"engine": engine, "way": way, "error": why}
-    times: Times = rounds.run_in_turns(ready, num_rounds)
+    times: Times = harness.run_in_turns(ready, num_rounds)
     rows = [
         _row(key, known[key[0]], times, workload.batch_size * pools[key[0]].num_workers)
         for key in times
@@ -229,23 +229,22 @@ def _slowest(pool: WorkerPool, *request: Any) -> float:
 
 
 def _row(key: tuple[str, str], engine: Engine, times: Times, num_images: int) -> dict[str, Any]:
-    """Returns the results of one engine and way to train."""
     name, way = key
     milliseconds = times[key]
     row: dict[str, Any] = {
         "engine": name,
         "way": way,
-        "ms": rounds.spread(milliseconds),
-        "images_per_s": rounds.spread([1e3 * num_images / ms for ms in milliseconds]),
+        "ms": harness.spread(milliseconds),
+        "images_per_s": harness.spread([1e3 * num_images / ms for ms in milliseconds]),
         "samples_ms": list(milliseconds),
     }
     if (base := _times_of(times, engine.alone, way)) and name != engine.alone:
-        row["efficiency"] = rounds.ratio(base, milliseconds)  # with as many images per process
+        row["efficiency"] = harness.ratio(base, milliseconds)  # with as many images per process
     if (base := _times_of(times, engine.apart, way)) and name not in (engine.apart, engine.alone):
         parts = [1 - without / whole for without, whole in zip(base, milliseconds, strict=True)]
-        row["exchange"] = rounds.spread(parts)
+        row["exchange"] = harness.spread(parts)
     if way == OURS and (name, BY_HAND) in times:
-        row["to_by_hand"] = rounds.ratio(milliseconds, times[name, BY_HAND])
+        row["to_by_hand"] = harness.ratio(milliseconds, times[name, BY_HAND])
     return row
 
 
@@ -255,7 +254,6 @@ def _times_of(times: Times, engine: str, way: str) -> Sequence[float] | None:
 
 
 def _judge(rows: Sequence[dict[str, Any]]) -> None:
-    """Adds goals and whether they are met."""
     rival = next((r["efficiency"]["median"] for r in rows if r["engine"] == RIVAL), None)
     for row in rows:
         if hand := row.get("to_by_hand"):
@@ -281,14 +279,14 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     if "error" in row:
         return ["failed", "", "", ""]
-    rates = rounds.as_text(row["images_per_s"], ".0f")
+    rates = harness.as_text(row["images_per_s"], ".0f")
     parts = [_part(row[name]) if name in row else "" for name in ("efficiency", "exchange")]
-    relative = rounds.as_text(row["to_by_hand"]) if "to_by_hand" in row else ""
+    relative = harness.as_text(row["to_by_hand"]) if "to_by_hand" in row else ""
     return [rates, *parts, relative]
 
 
 def _part(spread: Mapping[str, Any]) -> str:
-    cell = rounds.as_text(spread, ".0%")
+    cell = harness.as_text(spread, ".0%")
     return f"{cell}, goal {spread['goal']:.0%}" if "goal" in spread else cell
 
 

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from tfdist.console import tables
-from tfdist.tools.bench import harness, rounds
+from tfdist.tools.bench import harness
 from tfdist.tools.bench.workloads import DEFAULT, WORKLOADS
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ def run(
             _show(results[-1], output)
     cases = _cases(models, replicas, precision, batch_size, steps, smoke)
     if profile:
-        from tfdist.tools.bench import step_profile
+        from tfdist.tools.bench import contenders
 
         for case in cases:
-            step_profile.show(case)
+            contenders.show_profile(case)
         return
     for case in cases:
         for method in what:
@@ -137,7 +137,7 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
             ready[name] = measure
         except Exception as error:  # measure the other variants anyway
             results[name] = {"error": _one_line(error)}
-    samples = rounds.run_in_turns(ready, num_rounds)
+    samples = harness.run_in_turns(ready, num_rounds)
     mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
     goals = mlp_goals if case.model == "mlp" else other_goals
     for name, measured in samples.items():
@@ -166,7 +166,6 @@ def _cases(
     steps: int | None,
     smoke: bool,
 ) -> Iterator[Case]:
-    """Yields each workload on each number of replicas."""
     from tfdist import strategies
 
     for model in models:
@@ -183,7 +182,6 @@ def _case(
     steps: int | None,
     smoke: bool,
 ) -> Case:
-    """Returns a workload under a strategy."""
     from tfdist.tools.bench.contenders import Case
 
     workload = WORKLOADS[model].tiny() if smoke else WORKLOADS[model]
@@ -212,9 +210,9 @@ def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
     """Returns wall-clock and processor time per step in milliseconds, and examples per second."""
     ms, cpu_ms = [s.ms for s in samples], [s.cpu_ms for s in samples]
     return {
-        "ms": rounds.spread(ms),
-        "cpu_ms": rounds.spread(cpu_ms),
-        "examples_per_s": rounds.spread([1e3 * batch_size / one for one in ms]),
+        "ms": harness.spread(ms),
+        "cpu_ms": harness.spread(cpu_ms),
+        "examples_per_s": harness.spread([1e3 * batch_size / one for one in ms]),
         "samples_ms": ms,
         "samples_cpu_ms": cpu_ms,
     }
@@ -222,17 +220,16 @@ def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
 
 def _ratios(ours: Sequence[Sample], theirs: Sequence[Sample], goal: float | None) -> dict[str, Any]:
     """Returns the ratios of tfdist's time to another variant's, within each round."""
-    wall = rounds.ratio([s.ms for s in ours], [s.ms for s in theirs])
+    wall = harness.ratio([s.ms for s in ours], [s.ms for s in theirs])
     return {
         "ms": wall,
-        "cpu_ms": rounds.ratio([s.cpu_ms for s in ours], [s.cpu_ms for s in theirs]),
+        "cpu_ms": harness.ratio([s.cpu_ms for s in ours], [s.cpu_ms for s in theirs]),
         "goal": goal,
         "met": None if goal is None else wall["median"] <= goal,
     }
 
 
 def _show(result: dict[str, Any], output: harness.Output) -> None:
-    """Prints the table of one case."""
     number = result["replicas"]
     output.show(
         ("", "ms/step", "CPU ms/step", "examples/s", "ratio", "goal"),
@@ -271,7 +268,7 @@ def _cells(contender: dict[str, Any]) -> list[str]:
     if "tfdist_ratio" not in contender:
         return [*times, "", ""]
     ratio = contender["tfdist_ratio"]
-    relative = rounds.as_text(ratio["ms"])
+    relative = harness.as_text(ratio["ms"])
     if ratio["goal"] is None:
         return [*times, relative, ""]
     return [*times, relative, f"{ratio['goal']:.2f} {'met' if ratio['met'] else 'missed'}"]
@@ -281,7 +278,7 @@ def _note() -> str:
     from tfdist.tools.bench.contenders import STEPS_PER_EXECUTION
 
     return (
-        f"{rounds.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
+        f"{harness.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
         f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
 

@@ -31,7 +31,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _doctor(arguments: Sequence[str] | None) -> int:
-    """Parses the command line and runs the checks; returns the exit code."""
     parser = command.parser("tfdist doctor", _DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(

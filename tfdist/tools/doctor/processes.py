@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import cluster
-from tfdist.cluster import environments, mpi_library, rendezvous
+from tfdist.cluster import environments, rendezvous
+from tfdist.cluster.launcher import mpirun
 from tfdist.errors import TfdistError
 from tfdist.tools.doctor.report import Check
 from tfdist.tools.install_horovod import cuda, versions
@@ -22,11 +23,11 @@ _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI
 
 def checks() -> list[Check]:
     """Returns the checks of MPI, Horovod and the cluster."""
-    mpi = mpi_library.find()
+    mpi = mpirun.find()
     return [_mpi(mpi), *_horovod(mpi), _mpi4py(), *_cluster()]
 
 
-def _mpi(mpi: mpi_library.Mpi | None) -> Check:
+def _mpi(mpi: mpirun.Mpi | None) -> Check:
     if mpi is None:
         return Check(
             "MPI",
@@ -37,7 +38,7 @@ def _mpi(mpi: mpi_library.Mpi | None) -> Check:
     return Check("MPI", f"{mpi}: {mpi.mpirun}")
 
 
-def _horovod(mpi: mpi_library.Mpi | None) -> list[Check]:
+def _horovod(mpi: mpirun.Mpi | None) -> list[Check]:
     version = versions.horovod()
     if version is None:
         return [Check("Horovod", "not installed", "missing", _INSTALL)]
@@ -74,7 +75,7 @@ def _operations(hvd: Any) -> Check:
     return Check("Horovod's operations", value)
 
 
-def _mismatch(mpi: mpi_library.Mpi | None) -> list[Check]:
+def _mismatch(mpi: mpirun.Mpi | None) -> list[Check]:
     """Checks that mpirun belongs to Horovod's MPI. If not, each process would be rank 0 of 1."""
     loaded = _loaded_libraries()
     for library, names in _FAMILIES.items():
@@ -84,7 +85,7 @@ def _mismatch(mpi: mpi_library.Mpi | None) -> list[Check]:
     return []
 
 
-def _horovodrun(mpi: mpi_library.Mpi | None) -> list[Check]:
+def _horovodrun(mpi: mpirun.Mpi | None) -> list[Check]:
     """Checks horovodrun: Open MPI 5 takes `none` in its `-bind-to none` for the program to run."""
     if not (mpi and mpi.kind == "Open MPI" and int(mpi.version.partition(".")[0]) >= 5):
         return []

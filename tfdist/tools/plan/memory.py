@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from tfdist.console import sizes, table_files, tables
+from tfdist.console import tables, units
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES
 from tfdist.tools.plan import network as networks
@@ -116,7 +116,7 @@ def run(
     Raises:
         ConfigurationError: A flag has an invalid value.
     """
-    table_files.check(table, ".md", ".csv")
+    tables.check_path(table, ".md", ".csv")
     capacity = None if card is None else _capacity(card, reserve)
     chosen = networks.from_flags(**network)
     names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
@@ -135,8 +135,8 @@ def run(
 
 def _capacity(card: str, reserve: str) -> int:
     """Returns the bytes of a device that are available for tensors."""
-    reserved = networks.parsed("--reserve", sizes.num_bytes, reserve)
-    if (capacity := networks.parsed("--card", sizes.num_bytes, card) - reserved) > 0:
+    reserved = networks.parsed("--reserve", units.num_bytes, reserve)
+    if (capacity := networks.parsed("--card", units.num_bytes, card) - reserved) > 0:
         return capacity
     raise ConfigurationError(
         f"--card {card}: not more than --reserve {reserve}, so nothing is left for tensors. Use "
@@ -207,11 +207,11 @@ def _show(
         largest = "" if capacity is None else str(planner.largest_batch(capacity) or "none")
         for one in planner.devices(batch):
             parts = (one.weights, one.gradients, one.optimizer, one.activations, one.total)
-            rows.append([name, one.role, *map(sizes.format_bytes, parts)])
+            rows.append([name, one.role, *map(units.format_bytes, parts)])
             if capacity is not None:
                 rows[-1].append(largest)
                 largest = ""
     tables.numbers(header, rows, title=f"global batch of {batch}", num_names=2)
     tables.text(_NOTE)
     if path:
-        table_files.write(Path(path), header, rows)
+        tables.write_file(Path(path), header, rows)

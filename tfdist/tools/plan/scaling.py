@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from tfdist.console import durations, files, sizes, table_files, tables
+from tfdist.console import files, tables, units
 from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.tools.plan import network as networks
 from tfdist.tools.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Step, Wires, step
@@ -111,17 +111,17 @@ def run(
     Raises:
         ConfigurationError: A flag has a value that does not fit.
     """
-    table_files.check(table, ".md", ".csv")
-    table_files.check(chart, ".png")
-    table_files.check(save_profile, ".json")
+    tables.check_path(table, ".md", ".csv")
+    tables.check_path(chart, ".png")
+    tables.check_path(save_profile, ".json")
     numbers, names = _numbers(workers), _exchanges(strategy)
     outer = Link(
-        PAYLOAD * networks.parsed("--bandwidth", sizes.bytes_per_second, bandwidth),
-        networks.parsed("--latency", durations.short_seconds, latency),
+        PAYLOAD * networks.parsed("--bandwidth", units.bytes_per_second, bandwidth),
+        networks.parsed("--latency", units.short_seconds, latency),
     )
     inner = Link(
-        networks.parsed("--inner-bandwidth", sizes.bytes_per_second, inner_bandwidth),
-        networks.parsed("--inner-latency", durations.short_seconds, inner_latency),
+        networks.parsed("--inner-bandwidth", units.bytes_per_second, inner_bandwidth),
+        networks.parsed("--inner-latency", units.short_seconds, inner_latency),
     )
     wires = Wires(outer, inner, per_host, servers)
     chosen = networks.from_flags(**network)
@@ -179,10 +179,10 @@ class Plan(NamedTuple):
         seconds, num_bytes = self.profile.seconds, self.profile.gradient_bytes
         tables.text(
             f"Every worker has a batch of {self.batch}, with a compute time of "
-            f"{seconds * 1e3:.1f} ms and {sizes.format_bytes(num_bytes)} of gradients."
+            f"{seconds * 1e3:.1f} ms and {units.format_bytes(num_bytes)} of gradients."
         )
         if path:
-            table_files.write(Path(path), header, rows)
+            tables.write_file(Path(path), header, rows)
 
     def _cells(self, one: Step | None, number: int) -> list[str]:
         if one is None:
@@ -235,7 +235,6 @@ def _numbers(text: str) -> list[int]:
 
 
 def _draw(steps: dict[str, list[Step | None]], numbers: Sequence[int], path: Path) -> None:
-    """Plots times and efficiencies by number of workers."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.5), layout="constrained")

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from tfdist.config import Spread, StrategyOptions, TrainConfig
-from tfdist.console import command, table_files
+from tfdist.console import command, tables
 from tfdist.errors import ConfigurationError
 from tfdist.strategies import STRATEGIES, current_name
 
@@ -60,7 +60,7 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
 
 def _replay(given: Namespace) -> None:
     run = Path(given.run)
-    table_files.check(given.picture, ".png") if given.picture else None
+    tables.check_path(given.picture, ".png") if given.picture else None
     try:
         saved = yaml.safe_load((run / "config.yaml").read_bytes())
     except (OSError, yaml.YAMLError) as error:

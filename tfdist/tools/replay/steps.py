@@ -68,12 +68,12 @@ def replay(run: Path, config: TrainConfig, step: int) -> LastStep:
         "from": "the start of training" if place is None else f"the checkpoint {place.name}",
         "strategy": f"{strategy.name}, {strategy.num_replicas} replicas",
     }
-    own = from_config.make_callbacks(config, workload)
+    callbacks = from_config.make_callbacks(config, workload)
     try:
         trainer.fit(
             data,
             validation_data=validation,
-            callbacks=[*from_config.averages(config), *own, last],
+            callbacks=[*from_config.averages(config), *callbacks, last],
             **from_config.fit_arguments(config, data, validation),
         )
     except _StepDone:

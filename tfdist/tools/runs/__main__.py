@@ -12,7 +12,7 @@ from jsonargparse.typing import PositiveFloat
 
 from pipelines import storage
 from pipelines.storage import AnyPath
-from tfdist.console import command, sizes, table_files, tables
+from tfdist.console import command, tables, units
 from tfdist.errors import ConfigurationError
 from tfdist.run.records import KINDS, read_ledger
 from tfdist.tools.runs import folders
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif values.action == "compare":
             _compare(chosen or folders.below(folder)[:2], Path(given.picture))
         else:
-            _clean(chosen or [run for run in folders.below(folder) if _is_empty(run)], given.yes)
+            empty = (r for r in folders.below(folder) if r.state == "stopped" and not r.epochs)
+            _clean(chosen or list(empty), given.yes)
 
     return command.run(run)
 
@@ -114,22 +115,18 @@ def _path(folder: AnyPath, name: str) -> AnyPath:
     return storage.at(name) if storage.is_url(name) or Path(name).is_dir() else folder / name
 
 
-def _is_empty(run: Run) -> bool:
-    return run.state == "stopped" and not run.epochs
-
-
 def _list(runs: Sequence[Run]) -> None:
     for run in runs:
         metrics = ", ".join(f"{name} {value:.4g}" for name, value in _summary_metrics(run).items())
         epochs = f"{len(run.epochs)} of {run.config.get('epochs', '?')} epochs"
-        size = sizes.format_bytes(run.num_bytes)
+        size = units.format_bytes(run.num_bytes)
         print(f"{run.path}\n    {run.started}  {run.state}, {epochs}, {size}  {metrics}")
 
 
 def _summary_metrics(run: Run) -> dict[str, float]:
     """Returns the validation metrics, or the training metrics if there was no validation."""
-    found = run.metrics()
-    return {name: value for name, value in found.items() if name.startswith("val_")} or found
+    metrics = run.metrics()
+    return {name: value for name, value in metrics.items() if name.startswith("val_")} or metrics
 
 
 def _show(run: Run, price: float | None) -> None:
@@ -191,7 +188,7 @@ def _compare(runs: Sequence[Run], picture: Path) -> None:
     """
     if len(runs) < 2:
         raise ConfigurationError("compare needs at least two runs: add their names to the command.")
-    table_files.check(str(picture), ".png", ".jpg", ".pdf", ".svg")
+    tables.check_path(str(picture), ".png", ".jpg", ".pdf", ".svg")
     letters = [chr(ord("A") + i % 26) + str(i // 26 or "") for i in range(len(runs))]
     tables.facts((letter, str(run.path)) for letter, run in zip(letters, runs, strict=True))
     names = list(dict.fromkeys(name for run in runs for name in run.metrics()))
@@ -214,20 +211,17 @@ def _compare(runs: Sequence[Run], picture: Path) -> None:
 
 
 def _draw(runs: Sequence[Run], letters: Sequence[str], names: Sequence[str], picture: Path) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from tfdist.console.figures import Curve, panels
 
-    figure = Figure(figsize=(5.0, 3.5 * max(len(names), 1)), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(max(len(names), 1), 1, squeeze=False).flat
-    for axes, name in zip(panels, names, strict=False):
-        for run, letter in zip(runs, letters, strict=True):
-            curve = run.curve(name)
-            axes.plot(range(1, len(curve) + 1), curve, marker=".", label=letter)
-        axes.set(title=name, xlabel="epoch")
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(picture, dpi=100)
+    curves = {
+        name: [
+            Curve(letter, range(1, len(curve) + 1), curve)
+            for run, letter in zip(runs, letters, strict=True)
+            if (curve := run.curve(name))
+        ]
+        for name in names
+    }
+    panels(curves, "epoch").savefig(picture, dpi=100)
 
 
 def _clean(runs: Sequence[Run], yes: bool) -> None:
@@ -244,7 +238,7 @@ def _clean(runs: Sequence[Run], yes: bool) -> None:
         print("Nothing to delete: every run has finished an epoch.")
         return
     for run in runs:
-        print(f"{run.path}  {len(run.epochs)} epochs, {sizes.format_bytes(run.num_bytes)}")
+        print(f"{run.path}  {len(run.epochs)} epochs, {units.format_bytes(run.num_bytes)}")
     if not yes and _answer(f"Delete these {len(runs)} folders? [y/N] ") != "y":
         print("Nothing was deleted.")
         return

@@ -100,18 +100,18 @@ def below(folder: AnyPath) -> list[Run]:
         names = _names(folder)
     except pipelines.DataError as error:
         raise ConfigurationError(f"{folder} cannot be read: {error}") from None
-    found = []
+    runs = []
     for name in names:
         try:
-            found.append(read(folder / name))
+            runs.append(read(folder / name))
         except ConfigurationError as error:
             print(f"warning: {error}", file=sys.stderr)
-    if not found:
+    if not runs:
         raise ConfigurationError(
             f"{folder} contains no runs. Choose another folder with --folder, or start a run "
             "with python -m tfdist.train."
         )
-    return sorted(found, key=lambda run: run.started, reverse=True)
+    return sorted(runs, key=lambda run: run.started, reverse=True)
 
 
 def remove(run: Run) -> None:

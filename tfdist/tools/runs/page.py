@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from tfdist.console.figures import Curve, panels
 from tfdist.console.files import replacing
 from tfdist.errors import ConfigurationError
 from tfdist.run.records import KINDS, Ledger, read_ledger, read_rows
@@ -79,33 +77,23 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, bytes]]:
     for name in sorted(names, key=lambda name: (name in _LAST, name != "loss")):
         # Epochs end with means over the epoch, which are no points of the curve by step.
         training = steps if any(name in row for row in steps) else rows
-        figure = Figure(figsize=(5, 3), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots()
-        for key, label, source in (
-            (name, "training", training),
-            (f"val_{name}", "validation", rows),
-        ):
-            points = {
-                row["step"]: row[key] for row in source if isinstance(row.get(key), (int, float))
-            }
-            if points:
-                axes.plot(
-                    *zip(*sorted(points.items()), strict=True), ".-", markersize=3, label=label
-                )
-        if name in ("epoch", "step", "seconds") or not axes.lines:
+        sources = (name, "training", training), (f"val_{name}", "validation", rows)
+        curves = [curve for source in sources if (curve := _curve(*source)).x]
+        if name in ("epoch", "step", "seconds") or not curves:
             continue
-        axes.set(xlabel="step")
-        axes.grid(alpha=0.3)
-        axes.legend()
         file = io.BytesIO()
-        figure.savefig(file, format="png", dpi=110)
+        panels({name: curves}, "step", size=(5.0, 3.0)).savefig(file, format="png", dpi=110)
         yield name, file.getvalue()
+
+
+def _curve(key: str, label: str, rows: Sequence[Mapping[str, Any]]) -> Curve:
+    points = {row["step"]: row[key] for row in rows if isinstance(row.get(key), (int, float))}
+    return Curve(label, sorted(points), [points[step] for step in sorted(points)])
 
 
 def _figure(name: str, png: bytes) -> str:
     data, name = base64.b64encode(png).decode(), html.escape(name)
-    return f'<figure><b>{name}</b><img alt="{name}" src="data:image/png;base64,{data}"></figure>'
+    return f'<figure><img alt="{name}" src="data:image/png;base64,{data}"></figure>'
 
 
 def _times(ledger: Ledger) -> Iterator[tuple[str, str]]:

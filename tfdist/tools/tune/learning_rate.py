@@ -8,7 +8,7 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveFloat, PositiveInt
 
-from tfdist.console import table_files, tables
+from tfdist.console import tables
 from tfdist.errors import ConfigurationError
 
 DESCRIPTION = "runs a learning-rate range test, and recommends a learning rate"
@@ -55,8 +55,8 @@ def run(
     """
     if low >= to:
         raise ConfigurationError(f"--from {low:g} --to {to:g}: --to must be larger than --from.")
-    table_files.check(chart, ".png")
-    table_files.check(table, ".csv", ".md")
+    tables.check_path(chart, ".png")
+    tables.check_path(table, ".csv", ".md")
     from tfdist.run import flags
 
     config = flags.parse("python -m tfdist.train", "", list(training))
@@ -67,6 +67,6 @@ def run(
     tables.facts(lr_range.recommendation(points).items())
     if table:
         rows = [(f"{rate:.3g}", f"{loss:.5g}", f"{mean:.5g}") for rate, loss, mean in points]
-        table_files.write(Path(table), ("learning rate", "loss", "smoothed"), rows)
+        tables.write_file(Path(table), ("learning rate", "loss", "smoothed"), rows)
     if chart:
         lr_range.draw(points, Path(chart))

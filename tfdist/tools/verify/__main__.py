@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from jsonargparse.typing import PositiveInt
 
-from tfdist import cluster
+from tfdist import cluster, strategies
+from tfdist.cluster.deadline import deadline
 from tfdist.config import StrategyOptions
 from tfdist.console import command
 from tfdist.console.settings_file import Setting
@@ -20,7 +23,6 @@ from tfdist.errors import ConfigurationError, TfdistError
 from tfdist.run import flags
 from tfdist.strategies import STRATEGIES, current_name
 from tfdist.tools.verify import results
-from tfdist.tools.verify.attempt import attempt
 from tfdist.tools.verify.results import Verdict
 
 ALL = "all"
@@ -126,7 +128,6 @@ def _options(chosen: Namespace) -> dict[str, Any]:
 
 
 def _verify(chosen: Namespace) -> bool:
-    """Runs the trials, prints their results, and returns whether all passed."""
     outcomes: dict[str, Verdict | TfdistError] = {}
     for name in STRATEGIES if chosen.strategy == ALL else [chosen.strategy]:
         outcomes[name] = outcome = _outcome(name, chosen)
@@ -163,3 +164,49 @@ def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def attempt(
+    name: str, devices: int | None, seconds: float, **options: Any
+) -> Verdict | TfdistError:
+    """Runs a trial, and exits the process if it takes longer than `seconds`.
+
+    Args:
+        name: Name of the strategy.
+        devices: Devices of this process.
+        seconds: Time limit.
+        **options: Options of the strategy.
+
+    Returns:
+        The verdict, or the error that prevented the trial. The error is returned, not raised, so
+        that only one of several workers prints it.
+    """
+    with _time_limit(seconds, name):
+        try:
+            strategy = strategies.create(name, devices, **options)
+            from tfdist.tools.verify.trial import judge
+
+            return judge(strategy)
+        except TfdistError as error:
+            return error
+
+
+@contextmanager
+def _time_limit(seconds: float, name: str) -> Iterator[None]:
+    """Exits this process if the block takes too long. An exception cannot interrupt collectives.
+
+    Args:
+        seconds: Time limit.
+        name: Name of the strategy, for the message.
+    """
+
+    def give_up() -> None:
+        message = (
+            f"error: {name} did not finish within {seconds} s. Check that every worker is running "
+            "and can reach the others, or increase --timeout."
+        )
+        print(message, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    with deadline(seconds, give_up):
+        yield

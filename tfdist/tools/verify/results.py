@@ -144,7 +144,7 @@ def as_text(name: str, outcome: Verdict | TfdistError) -> str:
     if isinstance(outcome, TfdistError):
         return f"{'NONE' if healthy(outcome) else 'FAIL'} {name}: {outcome}"
     worst = outcome.differences[0]
-    head = f"{name}, {_count(outcome.num_replicas, 'replica')}"
+    head = f"{name}, {outcome.num_replicas} replica{'s' if outcome.num_replicas > 1 else ''}"
     if outcome.num_workers > 1:
         head += f" in {outcome.num_workers} processes"
     if outcome.passed:
@@ -184,10 +184,6 @@ def _as_dict(outcome: Verdict | TfdistError) -> dict:
 
 def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -1,14 +1,21 @@
-"""The picture of a training's metrics."""
+"""The picture of metrics, early stopping, and the warning about other batch sizes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import keras
 import matplotlib.image
 import pytest
+import tensorflow as tf
 
+from tests.support.training import FIT, X, Y, build
+from tfdist import Trainer
 from tfdist.callbacks import curves
+from tfdist.callbacks.batch_size import BatchSize
 from tfdist.callbacks.curves import Curves
+from tfdist.callbacks.early_stopping import EarlyStopping
+from tfdist.errors import ConfigurationError
 
 
 def run(callback: Curves, epochs: list[dict[str, float]]) -> None:
@@ -62,3 +69,34 @@ def test_no_picture_without_an_epoch(tmp_path: Path) -> None:
     run(callback, [])
     callback.on_train_end()
     assert not (tmp_path / "curves.png").exists()
+
+
+def fit_in_batches(batch_size: int, expected: int) -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+    trainer = Trainer(build, "one_device")
+    callback: keras.callbacks.Callback = BatchSize(trainer.stats, expected)
+    trainer.fit(data, epochs=2, verbose=0, callbacks=[callback])
+
+
+def test_warns_once_about_another_batch_size() -> None:
+    with pytest.warns(UserWarning, match="but batch_size is 4") as caught:
+        fit_in_batches(2, 4)
+    assert len(caught) == 1
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_partial_batch_does_not_warn() -> None:
+    fit_in_batches(7, 7)
+
+
+def test_stops_without_improvement() -> None:
+    model = build()
+    model.optimizer.learning_rate = 0.0
+    history = model.fit(**FIT, epochs=20, callbacks=[EarlyStopping("loss", patience=2)])
+    assert len(history.epoch) == 3
+
+
+def test_missing_metric_raises() -> None:
+    callback = EarlyStopping("val_los", patience=2)
+    with pytest.raises(ConfigurationError, match=r"expected one of loss, val_loss\. .* val_loss\?"):
+        build().fit(**FIT, validation_split=0.5, callbacks=[callback])

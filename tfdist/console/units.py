@@ -1,4 +1,4 @@
-"""Parses and formats memory sizes and network bandwidths: `24GB`, `80GiB`, `25Gb`."""
+"""Parses and formats sizes (`24GB`, `80GiB`), bandwidths (`25Gb`) and durations (`1h30m`)."""
 
 from __future__ import annotations
 
@@ -53,3 +53,27 @@ def format_bytes(number: float) -> str:
         if number >= factor:
             return f"{number / factor:.3g} {unit}"
     return f"{number:.0f} B"
+
+
+_DURATION = re.compile(r"(?=\d)(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+_SHORT_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|ns)")
+
+
+def seconds(text: str) -> float | None:
+    """Returns a duration in seconds, or None if the text is not a duration."""
+    if not (match := _DURATION.fullmatch(text)):
+        return None
+    days, hours, minutes, remainder = (float(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + remainder
+
+
+def short_seconds(text: str) -> float:
+    """Returns a latency such as `20us`, `1.5ms` or `2s` in seconds.
+
+    Raises:
+        ConfigurationError: The text is not a latency.
+    """
+    if not (match := _SHORT_DURATION.fullmatch(text.strip())):
+        raise ConfigurationError(f"{text!r}: expected a time like 20us, 1.5ms or 2s.")
+    return float(match[1]) * {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[match[2]]
