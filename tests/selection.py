@@ -160,7 +160,6 @@ CHECK: dict[str, float] = {
     "tests/trainer/test_model.py::test_model_behaves_like_keras_in_callbacks": 17.6,
     "tests/trainer/test_hub.py": 40,
     "tests/test_wheel.py": 10,
-    "tests/tools/tune/test_search.py::test_trains_digits_and_prints_the_command": 16,
     "tests/tools/verify/": 34,
     "tests/cluster/watchdog/test_simulated.py::test_many_failures_are_one_verdict": 17,
 }
@@ -284,6 +283,9 @@ LONG: dict[str, tuple[str, ...]] = {
     "tests/trainer/test_callbacks.py::test_averaged_weights_are_swapped_in": ("True",),
     "tests/trainer/test_callbacks.py::test_callback_trains_as_in_keras": (
         *("ReduceLROnPlateau", "Lambda", "clone", "freeze"),
+    ),
+    "tests/trainer/test_data.py::test_probing_the_first_batch_does_not_consume_it": (
+        *("unknown length", "PyDataset with workers"),
     ),
     "tests/trainer/test_data.py::test_ragged_tensors_train_as_in_keras": (
         *("one_device-1", "central_storage-2"),

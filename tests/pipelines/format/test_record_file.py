@@ -136,11 +136,12 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
             record_file.compression_of(path)
 
 
-def test_ten_thousand_fuzzed_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [2_000, pytest.param(10_000, marks=pytest.mark.long)])
+def test_fuzzed_files(number: int, tmp_path: Path) -> None:
     """Intact records are those that were written, and missing ones are reported."""
     path = write(tmp_path / "shard", DATA)
     intact, draw = path.read_bytes(), random.Random(0)
-    for _ in range(10_000):
+    for _ in range(number):
         changed = bytearray(intact)
         for _ in range(draw.randint(1, 3)):
             at = draw.randrange(len(changed))

@@ -47,6 +47,7 @@ def output_of_module(module: str, *flags: str) -> str:
     return starting.run(sys.executable, "-m", f"tests.studies.{module}", *flags).stdout
 
 
+@pytest.mark.long
 def test_kills_and_every_fault() -> None:
     output = output_of_module("bucket_faults", "--kills=3", "--saves=2")
     assert "kills 3, whole 3, one save old 0, older 0" in output

@@ -197,6 +197,8 @@ def test_values_become_flags() -> None:
     assert search._should_maximize("val_accuracy", "auto")
 
 
+# The other tests search with a program that trains nothing.
+@pytest.mark.long
 def test_trains_digits_and_prints_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     training = ["--recipe", "digits", "--model", "mlp", "--epochs", "1", "--data-dir", "data"]
     line = ["search", "--over", "learning_rate=0.01,0.0001", "--sampler", "grid"]
