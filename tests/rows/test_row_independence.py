@@ -1,4 +1,4 @@
-"""Rows that depend on each other are detected from a few rows, and the layer is reported."""
+"""Rows that depend on each other are detected, and rows that loops read one by one are not."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from keras import layers, ops
 import tfdist
 from tfdist.loops.model_methods import write_on_chief_only
 from tfdist.rows import Rows
+from tfdist.rows.analysis import RowAnalysis
+from tfdist.rows.dependence import Dependence, Kind, rows
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 
 X = np.random.default_rng(0).normal(size=(6, 4)).astype("float32")
@@ -181,3 +183,53 @@ def test_prediction_updates_states_as_on_one_device() -> None:
         model.predict(X[:5], batch_size=3, verbose=0)
     state = float(plain.layers[0].mean.numpy())
     assert float(trainer.model.layers[0].mean.numpy()) == pytest.approx(state, rel=1e-6)
+
+
+def class_of(function: Callable[[Any], Any], *shape: int) -> Dependence:
+    """Returns the class of a function of rows with a shape."""
+    spec = tf.TensorSpec((None, *shape))
+    graph = tf.function(function, autograph=False).get_concrete_function(spec).graph
+    return RowAnalysis([(graph.inputs[0], rows())]).of(graph.outputs[0])
+
+
+def read(table: Any, place: Callable[[Any], Any], entry: Any = ...) -> Any:
+    """A loop with one round for each row, which reads an entry of a table in each round."""
+    number = tf.shape(table)[0]
+
+    def add(i: Any, found: Any) -> Any:
+        return i + 1, found.write(i, tf.tanh(table[place(i), entry]))
+
+    found = tf.TensorArray(tf.float32, number, element_shape=None)
+    return tf.while_loop(lambda i, _: i < number, add, (0, found))[1].stack()
+
+
+#: Functions of rows with 4 entries that are not row by row.
+MIXING = {
+    "read row before": lambda x: read(x, lambda i: tf.maximum(i - 1, 0)),
+    "read rows from the end": lambda x: read(x, lambda i: tf.shape(x)[0] - 1 - i),
+    "read row of a half": lambda x: read(x, lambda i: i // 2),
+    "read row of rows beside each other": lambda x: read(tf.concat([x, x], 0), lambda i: i),
+    "read part of a row": lambda x: read(
+        x, lambda i: i, slice(tf.cast(tf.reduce_max(x), tf.int32), None)
+    ),
+    "read row twice as often": lambda x: tf.gather(read(tf.repeat(x, 2, 0), lambda i: i), [0, 1]),
+    "labels of a fixed number of rows": lambda x: tf.raw_ops.SoftmaxCrossEntropyWithLogits(
+        features=x, labels=np.eye(3, 4, dtype="float32")
+    )[0],
+}
+
+
+def test_rows_that_are_read_in_their_order_are_row_by_row() -> None:
+    assert class_of(lambda x: read(x, lambda i: i), 4) == rows()
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_rows_that_are_mixed_are_not_row_by_row(name: str) -> None:
+    assert class_of(MIXING[name], 4).kind in (Kind.MIXED, Kind.UNKNOWN)
+
+
+@pytest.mark.parametrize(("length", "is_rows"), [(4, True), (2, True), (8, False)])
+def test_entries_of_unknown_length_are_regrouped_within_a_row(length: int, is_rows: bool) -> None:
+    """8 numbers may belong to two rows if a row has any number of 4."""
+    found = class_of(lambda x: tf.reshape(x, [-1, length]), None, 4)
+    assert found.kind is (Kind.ROWS if is_rows else Kind.UNKNOWN)

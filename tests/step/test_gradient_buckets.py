@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.step.test_control_edges import traced_step
+from tests.step.test_shared_trace import traced_step
 from tests.support.graphs import ancestors
 from tests.support.packages import needs_horovod
 from tfdist import strategies
