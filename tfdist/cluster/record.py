@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.cores import num_bound_cores
 from tfdist.errors import ClusterError
 
 Environ = Mapping[str, str]
@@ -137,6 +136,8 @@ def describe_binding(local_size: int) -> dict[str, str]:
     Args:
         local_size: Workers on this host.
     """
+    from pipelines.cores import num_bound_cores  # not before commands put it before the user's
+
     num_cores = num_bound_cores()
     try:
         num_host_cores = num_bound_cores(os.getppid())  # the launcher is not bound
