@@ -14,7 +14,7 @@ from tests import NUM_CPUS
 from tests.support import gpus
 from tests.support.starting import run
 from tfdist import devices
-from tfdist.callbacks import progress_line
+from tfdist.callbacks import progress
 from tfdist.errors import DeviceError
 
 CPUS = [f"CPU:{i}" for i in range(NUM_CPUS)]
@@ -243,4 +243,4 @@ def test_use_of_gpus_is_what_nvml_reports(
     used = devices.gpu_use()
     assert [one.busy for one in used] == busy
     if visible == "1":
-        assert progress_line.pace(0.01, 100.0, 0.0, used[0]).endswith(" - GPU 60 %, 2 GB")
+        assert progress.pace(0.01, 100.0, 0.0, used[0]).endswith(" - GPU 60 %, 2 GB")

@@ -11,7 +11,7 @@ import numpy as np
 from tfdist import data as data_sets
 from tfdist import schedules
 from tfdist.config import TrainConfig
-from tfdist.console import sizes, tables
+from tfdist.console import tables, units
 from tfdist.loops import data_order
 from tfdist.run import datasets
 from tfdist.run.datasets import num_rows, num_rows_of_first
@@ -143,7 +143,7 @@ def summary(
         f"{stats.examples_per_second:.0f} rows/s, {stats.data_wait_share:.0%} waiting for data"
     )
     if use := stats.gpu_use:
-        memory = sizes.format_bytes(use.memory)
+        memory = units.format_bytes(use.memory)
         rows["GPUs in the last epoch"] = f"{use.busy:.0%} busy, {memory} on the fullest"
     tables.facts({**rows, **of_strategy, "run folder": run_dir}.items())
 

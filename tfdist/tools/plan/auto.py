@@ -20,7 +20,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.config import TrainConfig
-from tfdist.console import durations, folders, sizes, table_files, tables
+from tfdist.console import folders, tables, units
 from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
 from tfdist.tools.plan import network as networks
 from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, step
@@ -204,11 +204,11 @@ def run(
     Raises:
         ConfigurationError: A flag has an invalid value, or nothing fits.
     """
-    table_files.check(table, ".md", ".csv")
+    tables.check_path(table, ".md", ".csv")
     per_host, card = parsed_cards(cards)
     outer = Link(
-        PAYLOAD * networks.parsed("--link", sizes.bytes_per_second, link),
-        networks.parsed("--latency", durations.short_seconds, latency),
+        PAYLOAD * networks.parsed("--link", units.bytes_per_second, link),
+        networks.parsed("--latency", units.short_seconds, latency),
     )
     workload = networks.from_flags(**network)
     batch = batch_size or getattr(workload, "batch_size", None) or 256
@@ -222,7 +222,7 @@ def run(
     fitting, reasons = search(workload, cluster, batch)
     if not fitting:
         raise ConfigurationError(
-            f"Nothing fits {per_host * hosts} cards of {sizes.format_bytes(card.memory)}:\n"
+            f"Nothing fits {per_host * hosts} cards of {units.format_bytes(card.memory)}:\n"
             + "\n".join(f"  {name}: {reason}" for name, reason in reasons.items())
         )
     price = card.price if price is None else price
@@ -333,8 +333,8 @@ def search(
         elif not fits:
             least = min(every, key=lambda one: one.num_bytes)
             reasons[name] = (
-                f"needs {sizes.format_bytes(least.num_bytes)} of a card at least, which has "
-                f"{sizes.format_bytes(max(0, cluster.room))} for tensors"
+                f"needs {units.format_bytes(least.num_bytes)} of a card at least, which has "
+                f"{units.format_bytes(max(0, cluster.room))} for tensors"
             )
     return fitting, reasons
 
@@ -422,7 +422,7 @@ def parsed_cards(text: str) -> tuple[int, Card]:
     if name.upper() in CARDS:
         return number, CARDS[name.upper()]
     try:
-        return number, Card(sizes.num_bytes(name))
+        return number, Card(units.num_bytes(name))
     except ConfigurationError:
         raise ConfigurationError(
             f"--cards {text}: expected a number of cards per host and their memory or name, such "
@@ -498,7 +498,7 @@ def _show(
 
     rows = [
         [one.layout.name, str(one.cards), str(one.rows), str(one.layout.accumulate),
-         one.layout.remat, one.layout.offload, sizes.format_bytes(one.num_bytes),
+         one.layout.remat, one.layout.offload, units.format_bytes(one.num_bytes),
          f"{1e3 * one.seconds:.3g}", f"{hours_of(one):.3g}",
          f"{hours_of(one) * one.cards * price:.3g}" if price else "unknown"]
         for one in best
@@ -512,4 +512,4 @@ def _show(
     if others:
         tables.facts(others)
     if path:
-        table_files.write(Path(path), header, rows)
+        tables.write_file(Path(path), header, rows)
