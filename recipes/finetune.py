@@ -125,9 +125,9 @@ def validation_data(config: TrainConfig) -> tf.data.Dataset:
     return _rows(config, "validation").batch(config.batch_size)
 
 
-def prepare(model: keras.Model) -> None:
-    """Makes a task take tokens, without its preprocessor, which `generate` still uses."""
-    model.preprocess_samples = keras.utils.pack_x_y_sample_weight
+def prepare(config: TrainConfig, model: keras.Model) -> None:
+    """Compiles a task that was loaded, which has KerasHub's own loss, for its evaluation."""
+    _compiled(model, config, model.optimizer)
 
 
 def report(config: TrainConfig, model: keras.Model, folder: Path) -> list[str]:
@@ -178,8 +178,8 @@ def _from_preset(kind: Any, preset: str, **options: Any) -> Any:
 
 
 def _compiled(task: Any, config: TrainConfig, optimizer: Any) -> Any:
-    """Compiles a task for batches of tokens."""
-    prepare(task)
+    """Compiles a task for batches of tokens: `generate` alone uses its preprocessor."""
+    task.preprocess_samples = keras.utils.pack_x_y_sample_weight
     task.compile(
         optimizer=optimizer,
         loss=keras.losses.SparseCategoricalCrossentropy(

@@ -11,7 +11,7 @@ import pytest
 
 from recipes import finetune
 from tfdist.config import TrainConfig
-from tfdist.run import saved_model
+from tfdist.run import recipe, saved_model
 from tfdist.trainer import Trainer
 from tfdist.upstream.keras_layers import separate_segments
 
@@ -114,11 +114,24 @@ def test_segments_of_a_packed_row_do_not_see_each_other(family: str) -> None:
         np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)
 
 
+def test_saved_task_is_evaluated_with_the_loss_of_the_recipe(tmp_path: Path) -> None:
+    settings = {"preset": "tiny", "length": 16}
+    config = TrainConfig(**{**finetune.DEFAULTS, "data": "small", "set": settings})
+    data = finetune.validation_data(config).take(1)
+    task = finetune.build_model(config, 4)
+    task.save(tmp_path / "model.keras")
+    loaded = saved_model.load(str(tmp_path / "model.keras"))
+    recipe.prepare(finetune, config, loaded)
+    results, expected = (one.evaluate(data, verbose=0, return_dict=True) for one in (loaded, task))
+    assert results == pytest.approx(expected, rel=1e-5)
+    assert "perplexity" in results
+
+
 @pytest.mark.long
 def test_exported_safetensors_compute_the_same_in_transformers(tmp_path: Path) -> None:
     torch, transformers = map(pytest.importorskip, ("torch", "transformers"))
     options: dict[str, Any] = {**finetune.DEFAULTS, "set": {"preset": "tiny", "length": 16}}
-    task = finetune.build_model(TrainConfig(**options), None)
+    task = finetune.build_model(TrainConfig(**options), 4)
     for weight in task.trainable_variables:
         weight.assign(weight + 0.05)
     task.save(tmp_path / "model.keras")

@@ -10,7 +10,8 @@ three functions that take the resolved configuration. It may have more:
 - `callbacks(config)`, which returns Keras callbacks for the training, the same on every worker.
 - `report(config, model, folder)`, which writes pictures of the trained model into the run folder
   and returns their names. Called on the chief with the saved model, loaded by plain Keras.
-- `prepare(model)`, which makes a saved model, as plain Keras loads it, take the recipe's data.
+- `prepare(config, model)`, which compiles a saved model for the recipe's data, if Keras loads it
+  otherwise.
 - `SMOKE`, overrides of fields that make the run small, for `--smoke`.
 """
 
@@ -192,11 +193,11 @@ def callbacks(recipe: Recipe, config: TrainConfig) -> list[Any]:
     return list(make(config) or ()) if make else []
 
 
-def prepare(recipe: Recipe, model: Any) -> None:
+def prepare(recipe: Recipe, config: TrainConfig, model: Any) -> None:
     """Calls the recipe's `prepare` function with a loaded model, if it has one."""
     make = getattr(recipe, "prepare", None)
     if make:
-        make(model)
+        make(config, model)
 
 
 def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> list[str]:
@@ -325,7 +326,7 @@ def _check(module: ModuleType) -> None:
     if hasattr(module, "callbacks"):
         expected["callbacks"] = ["config"]
     if hasattr(module, "prepare"):
-        expected["prepare"] = ["model"]
+        expected["prepare"] = ["config", "model"]
     if hasattr(module, "report"):
         expected["report"] = ["config", "model", "folder"]
     for name, arguments in expected.items():

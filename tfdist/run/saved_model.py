@@ -126,7 +126,7 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
 
     def build() -> keras.Model:
         model = load(path)
-        recipe.prepare(workload, model)
+        recipe.prepare(workload, config, model)
         return model
 
     if checkpoint:
