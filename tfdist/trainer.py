@@ -14,7 +14,7 @@ from tfdist import strategies
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.cluster.remote import connection
-from tfdist.cluster.watchdog.heartbeat import Watchdog
+from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.console import streams, units
 from tfdist.errors import ConfigurationError
 from tfdist.loops import interrupts, model_methods

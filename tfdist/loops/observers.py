@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.cluster.watchdog.heartbeat import Watchdog
+from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.devices import GpuUse, gpu_use
 from tfdist.errors import ConfigurationError, DataError, NonFiniteError
 from tfdist.loops.data_handler import DataHandler, uneven_message

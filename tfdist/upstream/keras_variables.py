@@ -291,7 +291,7 @@ def divide(
     pieces = division.cut(whole.read_value())
     parts = []
     for device, piece in zip(devices, pieces, strict=True):
-        with tf.device(device):
+        with tf.device(device), tf.name_scope(""):  # while layers are built, their names are open
             name = plain_name(whole)
             parts.append(tf.Variable(piece, trainable=whole.trainable, name=name))
         share_identity(parts[-1], whole)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tfdist.cluster.watchdog import status as clock
-from tfdist.cluster.watchdog.heartbeat import Watchdog
 from tfdist.cluster.watchdog.status import Report, State
 from tfdist.cluster.watchdog.verdict import _ranges, in_trouble, table, verdict, verdict_on_rank_0
+from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.errors import ConfigurationError
 from tfdist.groups.base import LocalGroup
 
