@@ -33,13 +33,13 @@ ROOT = str(Path(tfdist.__file__).parent)
 WAY = (
     "trainer.py", "loops/fit.py", "loops/epoch.py", "loops/data_handler.py", "loops/data_order.py",
     "loops/functions.py", "model_setup/build.py", "strategies/base.py", "strategies/mirrored.py",
-    "strategies/tf_distribute.py", "strategies/feed.py",
+    "strategies/tf_distribute.py", "strategies/feed.py", "strategies/inner_loop.py",
     "step/step.py", "step/replica_runner.py", "step/forward_backward.py", "step/loss.py",
     "step/state.py", "step/loss_scaling.py", "replica/replica.py", "replica/scope.py",
 )  # fmt: skip
 #: Files beside it: observers and checks, patches, the row analysis, buckets, and adapters.
 LEAVES = (
-    "callbacks/", "cluster/remote/", "console/streams.py", "errors.py", "groups/",
+    "callbacks/", "cluster/remote/", "console/streams.py", "devices.py", "errors.py", "groups/",
     "loops/callbacks.py", "loops/interrupts.py", "loops/model_methods.py", "loops/observers.py",
     "loops/program_state.py", "loops/rank_checks.py", "loops/self_check.py",
     "loops/steps_per_call.py", "model_setup/create.py", "patches/", "precision.py", "rows/",

@@ -47,10 +47,6 @@ def _install(arguments: Sequence[str] | None) -> None:
     install(mpi=chosen.mpi, rebuild=chosen.rebuild)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def install(mpi: str = "auto", rebuild: bool = False) -> None:
     """Installs Horovod into this Python environment, and builds it if no wheel is cached.
 
@@ -111,3 +107,7 @@ def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
 def _affects_build(variable: str) -> bool:
     """Returns whether an environment variable may affect the build."""
     return variable in _VARIABLES or variable.startswith("HOROVOD_")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

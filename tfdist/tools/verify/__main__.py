@@ -162,10 +162,6 @@ def _outcome(name: str, chosen: Namespace) -> Verdict | TfdistError:
         return error
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def attempt(
     name: str, devices: int | None, seconds: float, **options: Any
 ) -> Verdict | TfdistError:
@@ -210,3 +206,7 @@ def _time_limit(seconds: float, name: str) -> Iterator[None]:
 
     with deadline(seconds, give_up):
         yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())
