@@ -88,10 +88,15 @@ def build_as_fit_does(model: keras.Model) -> None:
     assigns to variables are lost: ScheduleFreeAdamW's momentum starts at zero.
     """
     with ExitStack() as stack:
-        stack.enter_context(replaced(TFOptimizer, "_var_key", _key))
+        stack.enter_context(knowing_shards())
         if not model.run_eagerly:
             stack.enter_context(variables_assigned_by(lambda *_, **__: None))
         model.optimizer.build(model.trainable_variables)
+
+
+def knowing_shards() -> AbstractContextManager[None]:
+    """A context in which an optimizer can be built for variables that are stored only in shards."""
+    return replaced(TFOptimizer, "_var_key", _key)
 
 
 def is_of_keras(optimizer: keras.optimizers.Optimizer) -> bool:

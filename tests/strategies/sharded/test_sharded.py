@@ -135,6 +135,19 @@ def test_checkpoints_may_leave_out_frozen_weights(first: str, tmp_path: Path) ->
     assert_close(resume("sharded", 2).get_weights(), plain.get_weights())
 
 
+def test_saved_model_is_loaded_in_shards_with_its_optimizer(tmp_path: Path) -> None:
+    plain = momentum()
+    plain.fit(**FIT)
+    plain.save(tmp_path / "model.keras")
+    trainer = Trainer(
+        lambda: keras.saving.load_model(tmp_path / "model.keras"),
+        Sharded(2, shard="parameters", smallest=1),
+    )
+    trainer.fit(**FIT)
+    plain.fit(**FIT)
+    assert_same_weights(trainer.model, plain)
+
+
 def test_weights_are_sharded_before_the_next_one_is_made(tmp_path: Path) -> None:
     """No device has more than its shards and one whole weight, also while a file is loaded."""
     file, held = tmp_path / "model.weights.h5", list[dict[str, int]]()

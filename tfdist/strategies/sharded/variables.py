@@ -25,6 +25,7 @@ from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream import keras_model, keras_variables
 from tfdist.upstream.keras_layers import read_own_kernels_outside_of_xla
 from tfdist.upstream.keras_optimizers import (
+    knowing_shards,
     on_slot_creation,
     refuse_elsewhere,
     slots_of,
@@ -100,7 +101,8 @@ class ShardedVariables(VariableLayout):
         if self.copies_weights:
             yield
             return
-        with keras_variables.on_creation(self._divide_new):
+        # A model that was saved builds its optimizer while it is loaded.
+        with keras_variables.on_creation(self._divide_new), knowing_shards():
             yield
 
     def _divide_new(self, variable: keras.Variable, whole: tf.Variable) -> None:
