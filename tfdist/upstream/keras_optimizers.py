@@ -96,7 +96,8 @@ def build_as_fit_does(model: keras.Model) -> None:
 
 def knowing_shards() -> AbstractContextManager[None]:
     """A context in which an optimizer can be built for variables that are stored only in shards."""
-    return replaced(TFOptimizer, "_var_key", _key)
+    # TensorFlow's `assign` asks for the `tf.Variable` with the full value.
+    return all_replaced(TFOptimizer, {"_var_key": _key, "assign": BaseOptimizer.assign})
 
 
 def is_of_keras(optimizer: keras.optimizers.Optimizer) -> bool:
