@@ -488,6 +488,7 @@ class CustomSteps:
             )
         first_batch = functools.cache(data.first_batch)
         name = "train_step" if training else "test_step"
+        strategy.variables.unite_new()  # the tapes of the trial watch whole weights
         with policy(options.precision):
             built = trial.build(model, strategy, name, first_batch())
         strategy.variables.prepare(model, optimizers_of(model))

@@ -64,6 +64,9 @@ class VariableLayout:
         """Returns a context in which a model and its weights are created, inside `scope`."""
         return nullcontext()
 
+    def unite_new(self) -> None:
+        """Makes weights whole until `prepare`, if `making_weights` has divided them."""
+
     def place(self, model: Any) -> None:
         """Decides on which device each part of a model is, and moves its weights there.
 

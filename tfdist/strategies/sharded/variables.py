@@ -105,6 +105,12 @@ class ShardedVariables(VariableLayout):
         with keras_variables.on_creation(self._divide_new), knowing_shards():
             yield
 
+    def unite_new(self) -> None:
+        for variable in (one() for one in self._new):
+            if isinstance(variable, ShardedVariable):
+                keras_variables.unite(variable, self._devices[0])
+        self._new.clear()
+
     def _divide_new(self, variable: keras.Variable, whole: tf.Variable) -> None:
         del whole
         dtype = tf.as_dtype(variable.dtype)
