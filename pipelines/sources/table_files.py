@@ -447,7 +447,7 @@ def read_table(
         **dialect: `encoding`, `delimiter`, `quote` and `header`, as the flags of `pipelines.pack`.
 
     Returns:
-        The rows by split, all as `train` if there are no splits, and what became of the files.
+        The rows by split, all as `train` if there are no splits, and the account of the files.
 
     Raises:
         DataError: There is no table, or a file cannot be read as one.

@@ -178,7 +178,7 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _contents(tar: AnyPath) -> tuple[list[_Sample], Account]:
-    """Returns the examples of a tar file in their order, and what became of its members."""
+    """Returns the examples of a tar file in their order, and the account of its members."""
     samples, account, name, members = list[_Sample](), Account(), "", dict[str, _Member]()
     try:
         # What follows an end, as in tar files that were concatenated, is read, too.
