@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -58,3 +59,10 @@ def test_example_prints_the_metrics_in_the_readme(tmp_path: Path) -> None:
     assert shown
     assert done.stdout.splitlines()[-1].endswith(shown[1])
     assert (tmp_path / "model.keras").exists()
+
+
+def test_commands_begin_after_all_their_functions_are_defined() -> None:
+    for package in ("tfdist", "pipelines", "recipes", "benchmarks"):
+        for path in (ROOT / package).rglob("*.py"):
+            begins = [ast.unparse(n) for n in ast.parse(path.read_text()).body[:-1]]
+            assert not [code for code in begins if code.startswith("if __name__")], path
