@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from tests.support import ROOT
 from tfdist.callbacks import ledger as ledger_log
 from tfdist.callbacks.ledger import LedgerLog
-from tfdist.run.records import Ledger, read_ledger
+from tfdist.cluster.networks import free_ports
+from tfdist.run.records import Ledger, read_ledger, read_rows
 from tfdist.tools.runs import __main__ as runs
 
 
@@ -29,12 +34,13 @@ class Clock:
 def process(folder: Path, clock: Clock, state: dict[str, Any] | None, steps: int) -> dict[str, Any]:
     """Runs a process of the run for a number of steps of 2 s, the first of which takes 5 s.
 
-    It saves a checkpoint after its second step, within 1 s, and returns its state.
+    It starts for 10 s, 4 of which it waits for another process. After its second step it saves a
+    checkpoint, within 1 s. Returns the state in it.
     """
     call = SimpleNamespace(
         seconds=5.0, result=SimpleNamespace(num_steps=1, seconds_waited=0.5, num_rows=1)
     )
-    log = LedgerLog(folder / "ledger.json", SimpleNamespace(last_call=call))
+    log = LedgerLog(folder / "ledger.json", SimpleNamespace(last_call=call), waited=4.0)
     clock.now += 10
     log.on_train_begin()
     if state is not None:
@@ -67,8 +73,8 @@ def test_each_second_is_booked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ledger.wall == pytest.approx(clock.now - 1000)
     assert ledger.seconds == pytest.approx(
         {
-            "start": 20, "compile": 10, "data": 1.5, "compute": 4.5, "evaluation": 0,
-            "checkpoints": 1, "other": 1, "lost": 6, "down": 100,
+            "start": 12, "nodes": 8, "compile": 10, "data": 1.5, "compute": 4.5, "evaluation": 0,
+            "checkpoints": 1, "results": 0, "other": 1, "lost": 6, "down": 100,
         }
     )  # fmt: skip
     assert (ledger.steps, ledger.failures, ledger.saves) == (5, 1, 2)
@@ -108,3 +114,64 @@ def test_commands_show_time_and_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "a" / "ledger.json").unlink()
     assert runs.main(["show", a]) == 1
     assert "has no ledger.json" in capsys.readouterr().err
+
+
+PAUSES = """
+import time, keras
+from recipes._template import *
+
+class Pause(keras.callbacks.Callback):
+    chief_only, only_reads = False, True
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.3)
+
+def callbacks(config):
+    return [Pause()]
+"""
+
+
+@pytest.mark.long
+def test_kill_and_a_late_worker_are_booked(tmp_path: Path) -> None:
+    """Steps that take known times, one SIGKILL at a known step, and a worker that comes late."""
+    (tmp_path / "pauses.py").write_text(PAUSES)
+    command = [
+        sys.executable, "-m", "tfdist.train", "--recipe=./pauses.py", "--verbose=0", "--epochs=4",
+        "--strategy=multi_worker", "--checkpoint-every=20", "--run-dir=run", "--resume=auto",
+        "--log-every=1",
+    ]  # fmt: skip
+    began = time.time()
+
+    def start(lateness: float) -> list[subprocess.Popen[bytes]]:
+        addresses = [f"localhost:{port}" for port in free_ports(2)]
+        workers = []
+        for rank in range(2):
+            where = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(where)}
+            workers.append(subprocess.Popen(command, cwd=tmp_path, env=environment))
+            time.sleep(lateness if rank == 0 else 0)
+        return workers
+
+    run = tmp_path / "run"
+    workers = start(lateness=15)
+    while sum("epoch" not in row for row in read_rows(run)) < 33:
+        assert workers[0].poll() is None
+        time.sleep(0.05)
+    for worker in workers:
+        worker.kill()
+        worker.wait(30)
+    time.sleep(10)
+    workers = start(lateness=0)
+    for worker in workers:
+        assert worker.wait(200) == 0
+    ended = time.time()
+    ledger = read_ledger(run)
+    assert ledger is not None
+    # Only the exits of the interpreters, which a busy machine slows down, are booked nowhere.
+    assert ledger.wall == pytest.approx(ended - began, rel=0.01, abs=2)
+    assert ledger.failures == 1
+    # The late worker starts as fast as the other one did, or not quite on a busy machine.
+    assert ledger.seconds["nodes"] == pytest.approx(15, abs=6)
+    assert ledger.seconds["lost"] == pytest.approx(13 * 0.3, abs=2.5)
+    assert 10 <= ledger.seconds["down"] < 13
+    assert ledger.steps == 64
+    assert 64 * 0.3 < ledger.seconds["other"] < 64 * 0.3 + 4

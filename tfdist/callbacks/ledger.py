@@ -38,14 +38,15 @@ class LedgerLog(keras.callbacks.Callback):
     Args:
         path: The file; it has one entry per process.
         stats: The trainer's statistics.
+        waited: Seconds that this process has waited for other processes to start.
     """
 
     chief_only = only_reads = True
     every_batch = False
 
-    def __init__(self, path: Path, stats: Any) -> None:
+    def __init__(self, path: Path, stats: Any, waited: float = 0.0) -> None:
         super().__init__()
-        self._path, self._stats = path, stats
+        self._path, self._stats, self._waited = path, stats, waited
         self._attempts: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
         self._begin(psutil.Process().create_time())
 
@@ -55,7 +56,8 @@ class LedgerLog(keras.callbacks.Callback):
         self._begin(time.time())
 
     def on_train_begin(self, logs: Logs = None) -> None:
-        self._seconds["start"] = time.time() - self._began
+        self._seconds["nodes"], self._waited = self._waited, 0.0
+        self._seconds["start"] = time.time() - self._began - self._seconds["nodes"]
         self._marked_at = time.perf_counter()
         self._write()
 
@@ -102,19 +104,32 @@ class LedgerLog(keras.callbacks.Callback):
         self._write(is_due=False)
 
     def close(self, ended: bool) -> None:
-        """Writes the last state of this process.
+        """Writes the state at the end of the training.
 
         Args:
             ended: Whether the training is complete, or was stopped on purpose.
         """
-        self._own["ended"] = ended
+        self._own["ended"], self._marked_at = ended, time.perf_counter()
+        self._write()
+
+    def finish(self, exchange: float | None = None) -> None:
+        """Books the time since `close` as that of the results.
+
+        Args:
+            exchange: Seconds of a step's exchange alone, if it was measured.
+        """
+        self._seconds["results"] = time.perf_counter() - self._marked_at
+        if exchange is not None:
+            self._own["exchange"] = exchange
         self._write()
 
     def _begin(self, began: float) -> None:
         self._began = began
         self._own: dict[str, Any] = {"began": began, "step": 0, "saves": 0}
         self._attempts.append(self._own)
-        kinds = ("start", "compile", "data", "compute", "evaluation", "checkpoints")
+        kinds = (
+            "start", "nodes", "compile", "data", "compute", "evaluation", "checkpoints", "results"
+        )  # fmt: skip
         self._seconds = dict.fromkeys(kinds, 0.0)
         self._marked_at = self._written_at = 0.0
         self._has_saved = False

@@ -25,6 +25,23 @@ _CHECK_SECONDS = 10.0
 #: Maximum time for the first steps of a task on GPUs. TensorFlow's wheel has no machine code for
 #: newer GPUs: the driver compiles every kernel, which can take 30 minutes according to TensorFlow.
 COMPILE_SECONDS = 3600.0
+_seconds_waited = 0.0
+
+
+def seconds_waited() -> float:
+    """Returns how long this process has waited for others to start, in seconds."""
+    return _seconds_waited
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Counts the block as waiting for other processes to start."""
+    global _seconds_waited
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        _seconds_waited += time.monotonic() - began
 
 
 @contextmanager
@@ -95,7 +112,7 @@ def waiting(rank: int, size: int, silent: Callable[[], list[int]]) -> Iterator[N
             f"{ranks}{more}: it is suspended, or the network to it is interrupted."
         )
 
-    with deadline(SECONDS, give_up):
+    with deadline(SECONDS, give_up), counted():
         try:
             yield
         finally:
@@ -109,17 +126,17 @@ WAITING_FOLDER = "TFDIST_WAITING"
 @contextlib.contextmanager
 def shown_as_waiting(rank: int) -> Iterator[None]:
     """Shows that a worker waits for the others within the block."""
-    if not (folder := os.environ.get(WAITING_FOLDER)):
-        yield
-        return
-    file = Path(folder) / str(rank)
-    with contextlib.suppress(OSError):  # the launcher has ended, or the disk is full
-        file.touch()
+    files = [Path(folder) / str(rank)] if (folder := os.environ.get(WAITING_FOLDER)) else []
+    for file in files:
+        with contextlib.suppress(OSError):  # the launcher has ended, or the disk is full
+            file.touch()
     try:
-        yield
+        with counted():
+            yield
     finally:
-        with contextlib.suppress(OSError):
-            file.unlink()
+        for file in files:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def waiting_ranks(folder: str) -> set[str]:

@@ -13,11 +13,13 @@ from pipelines.storage import AnyPath
 #: What each kind of time is, in the order of tables. `compute` alone is useful work.
 KINDS = {
     "start": "start",
+    "nodes": "waiting for nodes",
     "compile": "tracing and compiling",
     "data": "waiting for data",
     "compute": "compute and exchange",
     "evaluation": "evaluation",
     "checkpoints": "checkpoints",
+    "results": "saving and reporting results",
     "other": "Python and loggers",
     "lost": "lost work",
     "down": "between processes",
@@ -49,6 +51,7 @@ class Ledger:
         failures: Number of processes that did not finish and were not stopped on purpose.
         saves: Number of checkpoints.
         save_seconds: Time of the training for all of them.
+        exchange: Seconds that the exchange of a step takes alone; None if it was not measured.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -56,6 +59,7 @@ class Ledger:
     failures: int = 0
     saves: int = 0
     save_seconds: float = 0.0
+    exchange: float | None = None
 
     @property
     def wall(self) -> float:
@@ -102,4 +106,5 @@ def read_ledger(folder: AnyPath) -> Ledger | None:
         ledger.save_seconds += attempt["seconds"]["checkpoints"]
         ledger.failures += not attempt.get("ended", attempt is attempts[-1])
         ledger.steps = attempt["step"]
+        ledger.exchange = attempt.get("exchange", ledger.exchange)
     return ledger

@@ -24,6 +24,7 @@ from tfdist.callbacks.ledger import LedgerLog
 from tfdist.callbacks.loss_spikes import LossSpikes
 from tfdist.callbacks.profile import Profile
 from tfdist.checkpoint.bucket_store import store_at
+from tfdist.cluster.deadline import seconds_waited
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, LossSpikeError, Preempted, TfdistError
@@ -130,7 +131,7 @@ class TrainingRun:
         self._callbacks = [
             *from_config.averages(config), *extra, self.history, self._log, self._curves, *spikes
         ]  # fmt: skip
-        self._ledger = LedgerLog(folder.path / "ledger.json", trainer.stats)
+        self._ledger = LedgerLog(folder.path / "ledger.json", trainer.stats, seconds_waited())
 
     def _warn_of_shortage(self) -> None:
         spec = getattr(self._data, "element_spec", None)
@@ -240,10 +241,11 @@ class TrainingRun:
             if self._strategy.group.is_chief and self._trainer.checkpoints:
                 print(self._how_to_resume(), file=sys.stderr)
             try:
-                self._folder.finish()
+                self._finish_folder(None)
             finally:
                 self._strategy.group.barrier()  # the launcher stops all workers when one exits
             raise ending.raised
+        exchanged = None
         for one in self._profiles:
             exchanged = reports.measure_exchange(
                 self._strategy, self._trainer.model
@@ -255,6 +257,11 @@ class TrainingRun:
             with self._noting_full_disk(ending):
                 self._report()
             self._raise_if_full(ending, saved)
+        self._finish_folder(exchanged and exchanged[0])
+
+    def _finish_folder(self, exchange: float | None) -> None:
+        if self._strategy.group.is_chief:
+            self._ledger.finish(exchange)
         self._folder.finish()
 
     def _report(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import networks
-from tfdist.cluster.deadline import exit_now
+from tfdist.cluster.deadline import counted, exit_now
 from tfdist.cluster.record import joined, split
 from tfdist.cluster.remote import FULL, JOB, REMOTE
 from tfdist.cluster.remote import is_remote as is_remote
@@ -78,7 +78,8 @@ def resolve(names: Sequence[str]) -> list[str]:
 
 def _connect(servers: Sequence[str]) -> None:
     global _heartbeat
-    wait_for(servers)
+    with counted():
+        wait_for(servers)
     # TensorFlow waits for a server that is lost from now on, and blocks Python meanwhile.
     _heartbeat = Heartbeat(servers, PEER_LOST)
     os.environ[_STREAMING] = "0"

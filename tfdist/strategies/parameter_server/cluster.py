@@ -18,6 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, gpus
+from tfdist.cluster.deadline import counted
 from tfdist.cluster.membership import RENDEZVOUS_SECONDS
 from tfdist.cluster.networks import bypass_proxy, check_free, free_ports
 from tfdist.cluster.record import split
@@ -203,6 +204,7 @@ def _noted(*numbers: signal.Signals) -> list[int]:
     return noted
 
 
+@counted()
 def _wait_for(addresses: Sequence[str]) -> None:
     """Waits until a process listens at each address.
 

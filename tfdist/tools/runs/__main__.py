@@ -152,6 +152,12 @@ def _show(run: Run, price: float | None) -> None:
         f"goodput {ledger.goodput:.1%}: computing {ledger.steps} steps that the run has kept; "
         f"{ledger.failures} failures, {ledger.saves} checkpoints"
     )
+    if ledger.exchange is not None:
+        share = ledger.exchange * ledger.steps / max(ledger.seconds["compute"], 1e-9)
+        tables.text(
+            f"exchange: {1e3 * ledger.exchange:.3g} ms per step if measured alone, at most "
+            f"{min(share, 1.0):.0%} of computing, with which it overlaps"
+        )
     if (interval := ledger.checkpoint_interval()) is not None:
         tables.text(
             f"proposed: --checkpoint-every {max(1, round(interval))}s, for checkpoints of "
