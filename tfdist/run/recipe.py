@@ -73,8 +73,6 @@ class Recipe(Protocol):
         """
 
 
-#: What `import keras` lacks where TensorFlow is not installed, or Keras uses another backend.
-_OF_KERAS = ("tensorflow", "keras", "torch", "jax")
 _FUNCTIONS = ("train_data", "validation_data", "build_model")
 
 
@@ -134,18 +132,17 @@ def find(name: str) -> Recipe:
         ConfigurationError: There is no such recipe, or the module lacks a member of `Recipe`, or
             has one that cannot be called as it is there.
     """
-    if name.endswith(".py"):
-        module = module_of_file(Path(name))
-        _check(module)
-        return cast(Recipe, module)
     path = name if "." in name else f"{PACKAGE}.{name}"
     try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            if error.name in _OF_KERAS:
-                importlib.import_module("tfdist.upstream")  # an error with the fix
-            raise  # the recipe exists, but a module that it imports does not
+        if name.endswith(".py"):
+            module = module_of_file(Path(name))
+        else:
+            module = importlib.import_module(path)
+    except (ImportError, ValueError) as error:
+        missing = getattr(error, "name", None)
+        if missing is None or not f"{path}.".startswith(f"{missing}."):
+            importlib.import_module("tfdist.upstream")  # if it is Keras, an error with the fix
+            raise  # the recipe exists, but fails
         raise ConfigurationError(
             f"There is no recipe {name!r}. Choose one of {', '.join(names())}, "
             "or pass the path of a Python file or the dotted name of a module."
