@@ -76,7 +76,12 @@ class BucketStore(Store):
                 )
                 self._upload(self._pending)
         except OSError as error:
-            local = self._move_pending()
+            # No run clears this folder.
+            staged = Path(self._staged.path(cast(Place, self._pending)))
+            target = not_uploaded_folder(self.folder) / staged.name
+            shutil.rmtree(target, ignore_errors=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            local = Path(shutil.move(staged, target))
             raise ConfigurationError(
                 f"The last checkpoint could not be uploaded to {self.folder}: {error}. It was "
                 f"saved to {local}. To resume from it, copy that folder to "
@@ -158,14 +163,6 @@ class BucketStore(Store):
         # The manifest first, so that a partly removed folder does not count as a checkpoint.
         names = sorted(files, key=lambda name: name != manifest.NAME)
         (self._root / place.name).delete_below(names)
-
-    def _move_pending(self) -> Path:
-        """Moves the checkpoint that could not be uploaded to a folder that no run clears."""
-        staged = Path(self._staged.path(cast(Place, self._pending)))
-        target = not_uploaded_folder(self.folder) / staged.name
-        shutil.rmtree(target, ignore_errors=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return Path(shutil.move(staged, target))
 
     def _clear_staging(self) -> None:
         self._pending = None

@@ -103,7 +103,20 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
             f"--data synthetic: {data_set.name} has no synthetic data. Use --data small."
         )
     if config.data == SMALL:
-        return _small(data_set, below / "small" / split, split)
+        directory = below / "small" / split
+        if data_set.small is None:
+            raise DataError(
+                f"--data small: {data_set.name} has no small data set. Use --data synthetic."
+            )
+        small = data_set.small
+        pipelines.write_shards(
+            small.examples(split),
+            directory,
+            small.features,
+            num_shards=_NUM_SMALL_SHARDS,
+            source=f"{small.what}, {split}",
+        )
+        return directory
     source, options = str(config.data), dict(data_set.options)
     if is_url(source):
         return _remote(at(source), data_set, split)
@@ -220,19 +233,3 @@ def _split_folder(root: Path, split: str) -> Path:
         if has_content and not (root / split).is_dir():
             return path
     return root / split
-
-
-def _small(data_set: DataSet, directory: Path, split: str) -> Path:
-    if data_set.small is None:
-        raise DataError(
-            f"--data small: {data_set.name} has no small data set. Use --data synthetic."
-        )
-    small = data_set.small
-    pipelines.write_shards(
-        small.examples(split),
-        directory,
-        small.features,
-        num_shards=_NUM_SMALL_SHARDS,
-        source=f"{small.what}, {split}",
-    )
-    return directory

@@ -246,7 +246,13 @@ def _tf_strategy(
     waiting = deadline.waiting(workers.rank, workers.size, functools.partial(_silent, workers))
     try:
         with waiting, workers_on(devices):
-            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(workers.tasks()),
+                task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",
+                task_id=workers.index,
+                rpc_layer="grpc",
+            )
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterError(
             f"Rank {workers.rank} did not connect to the other workers within {JOIN_SECONDS} s: "
@@ -314,12 +320,3 @@ def _silent(workers: Cluster) -> list[int]:
     """Returns the ranks of the other workers whose server does not respond."""
     others = {i: address for i, address in enumerate(workers.addresses) if i != workers.rank}
     return liveness.silent(others)
-
-
-def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(workers.tasks()),
-        task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",
-        task_id=workers.index,
-        rpc_layer="grpc",
-    )

@@ -35,7 +35,7 @@ class DataOrder:
         self._distributed: Any = None
         self._first: Any = None
         # The iterator that `first_batch` has used. The next pass continues with it.
-        self._peeked: Iterator[Any] | None = None
+        self._peeked: Any = None
         self._ahead: Iterator[Any] | None = None
 
     @property
@@ -129,23 +129,20 @@ class DataOrder:
         if self._peeked is None:
             return iter(self._all(distribute))
         first = tf.data.Dataset.from_tensors(self._first)
-        all_batches, self._peeked = first.concatenate(_remainder(self._peeked)), None
+        peeked, self._peeked = self._peeked, None
+        rest = (
+            tf.data.Dataset.counter()
+            .map(lambda _: peeked.get_next_as_optional())
+            .take_while(lambda element: element.has_value())
+            .map(lambda element: element.get_value())
+        )
+        all_batches = first.concatenate(rest)
         return iter(distribute(pipelines.without_autotuning(all_batches)))
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
     """Returns whether a dataset is known to be endless."""
     return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-
-
-def _remainder(iterator: Any) -> tf.data.Dataset:
-    """Returns the remaining elements of an iterator of `tf.data`, for one pass."""
-    return (
-        tf.data.Dataset.counter()
-        .map(lambda _: iterator.get_next_as_optional())
-        .take_while(lambda element: element.has_value())
-        .map(lambda element: element.get_value())
-    )
 
 
 def _kind(distributed: Any) -> str:

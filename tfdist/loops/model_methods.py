@@ -70,21 +70,15 @@ def honor_overrides(method: Method) -> Method:
             with replaced(keras.Model, name, keras_method):  # callbacks see a plain model
                 return method(self, *args, **options)
 
-        _renew_vocabularies(self.model)
+        # tensorflow-text keeps vocabularies in a cached kernel, which `keras.utils.set_random_seed`
+        # drops.
+        for layer in flatten_layers(self.model):
+            if hasattr(layer, "set_proto") and layer.proto is not None:
+                layer.set_proto(layer.proto)
         with replaced(keras.Model, name, replacement):
             return getattr(self.model, name)(*args, **options)
 
     return cast(Method, call)
-
-
-def _renew_vocabularies(model: keras.Model) -> None:
-    """Loads the vocabularies of SentencePiece again, which may be lost.
-
-    tensorflow-text keeps them in a cached kernel, which `keras.utils.set_random_seed` drops.
-    """
-    for layer in flatten_layers(model):
-        if hasattr(layer, "set_proto") and layer.proto is not None:
-            layer.set_proto(layer.proto)
 
 
 def note_override(trainer: Any, name: str) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.devices import GpuUse, gpu_use
 from tfdist.errors import ConfigurationError, DataError, NonFiniteError
-from tfdist.loops.data_handler import DataHandler, uneven_message
+from tfdist.loops.data_handler import uneven_message
 from tfdist.loops.epoch import Call, Epoch, Observer
 from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.strategies.base import Strategy
@@ -167,8 +167,11 @@ class Throughput(Observer):
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
         self._busy: list[float] = []
 
-    def _look_at_gpus(self) -> None:
-        """Asks NVML, at most once a second, which is the interval of its own means."""
+    def end_call(self, call: Call) -> None:
+        self.last_call = call
+        if not call.result.num_rows:  # steps that are left out
+            return
+        # At most once a second, which is the interval of NVML's own means.
         now = time.monotonic()
         if now - self._looked_at >= 1:
             self._looked_at = now
@@ -176,12 +179,6 @@ class Throughput(Observer):
                 self._busy += [one.busy for one in uses]
                 mean = sum(self._busy) / len(self._busy)
                 self.gpu_use = GpuUse(mean, max(one.memory for one in uses))
-
-    def end_call(self, call: Call) -> None:
-        self.last_call = call
-        if not call.result.num_rows:  # steps that are left out
-            return
-        self._look_at_gpus()
         self.steps_of_epoch += int(call.result.num_steps)
         self.rows_of_epoch += int(call.result.num_rows)
         if not self._compiled:
@@ -232,7 +229,16 @@ class NonFiniteLoss(Observer):
         if self._model.stop_training or skipped > self._skipped_steps:
             return
         if is_first:
-            raise NonFiniteError(_first_batch_message(self._epoch.data, loss))
+            leaves = tf.nest.flatten(self._epoch.data.first_batch(), expand_composites=True)
+            arrays = [np.asarray(leaf) for leaf in leaves]
+            bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
+            cause = f"The loss of the first batch is {loss}. " + (
+                f"{bad} values of a batch are NaN or infinite: clean the data."
+                if bad
+                else "The values of the first batch without shuffling are finite. Lower the "
+                "learning rate, check the loss, or look for NaN in the data."
+            )
+            raise NonFiniteError(cause)
         if self._has_warned:
             return
         self._has_warned = True
@@ -266,18 +272,6 @@ def _first_non_finite(model: keras.Model) -> str | None:
         if tf.as_dtype(variable.dtype).is_floating and not np.isfinite(value).all():
             return str(variable.path)
     return None
-
-
-def _first_batch_message(data: DataHandler, loss: float) -> str:
-    leaves = tf.nest.flatten(data.first_batch(), expand_composites=True)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
-    return f"The loss of the first batch is {loss}. " + (
-        f"{bad} values of a batch are NaN or infinite: clean the data."
-        if bad
-        else "The values of the first batch without shuffling are finite. Lower the learning rate, "
-        "check the loss, or look for NaN in the data."
-    )
 
 
 _OUTCOMES = {

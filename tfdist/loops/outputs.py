@@ -90,7 +90,14 @@ class Outputs:
             data: The data.
             full_batch: Whether every replica gets full batches.
         """
-        self._forget_stale()
+        # Training after a prediction may shard, move or gather the variables that functions read.
+        values = [value for variable in self._model.variables for value in values_of(variable)]
+        pairs = itertools.zip_longest((value_read() for value_read in self._read), values)
+        if any(value_read is not value for value_read, value in pairs):
+            self._single.clear()
+            self._multiple.clear()
+            self._without_draws.clear()
+            self._read = [*map(weakref.ref, values)]
         local = self._local(data, full_batch)
         # In full-batch mode every worker computes all outputs.
         is_exchanged = self._strategy.group.size > 1 and not full_batch
@@ -103,20 +110,6 @@ class Outputs:
                 return result, outputs_of_all_workers(self._strategy, outputs)
 
         return predict
-
-    def _forget_stale(self) -> None:
-        """Discards functions that read variables which the model no longer has.
-
-        Training after a prediction may shard, move or gather the variables. The functions do not
-        keep them alive.
-        """
-        values = [value for variable in self._model.variables for value in values_of(variable)]
-        pairs = itertools.zip_longest((value_read() for value_read in self._read), values)
-        if any(value_read is not value for value_read, value in pairs):
-            self._single.clear()
-            self._multiple.clear()
-            self._without_draws.clear()
-            self._read = [*map(weakref.ref, values)]
 
     def _local(self, data: DataHandler, full_batch: bool) -> LocalFn:
         """Returns the function that computes the outputs for the rows of this process."""

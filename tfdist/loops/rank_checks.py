@@ -218,7 +218,8 @@ class RankChecks(Observer):
 
     # ---- what is compared ----
 
-    def _current(self) -> dict[str, Any]:
+    def _take_hyperparameters(self) -> float:
+        """Returns a hash of the hyperparameters, which are kept for a message."""
         current: dict[str, Any] = {}
         for name, optimizer, settings in self._optimizers:
             inner = keras_optimizers.unwrapped(optimizer)
@@ -229,11 +230,7 @@ class RankChecks(Observer):
             if (scale := getattr(optimizer, "dynamic_scale", None)) is not None:
                 current[f"{name} / dynamic_scale"] = float(np.asarray(scale.value))
         current.update((name, layer.trainable) for name, layer in self._layers)
-        return current
-
-    def _take_hyperparameters(self) -> float:
-        """Returns a hash of the hyperparameters, which are kept for a message."""
-        self._hyperparameters = self._current()
+        self._hyperparameters = current
         return _combined(list(self._hyperparameters.items()))
 
     def _variables(self) -> list[keras.Variable]:

@@ -50,7 +50,13 @@ def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
     description = {f"version of {name}": installed[name] for name in _PACKAGES if name in installed}
     description[_PYTHON] = ".".join(platform.python_version_tuple()[:2])
     description |= {name: str(value) for name, value in options.items()}
-    plain = functools.partial(_plain, names=_numbers_of_operations(model))
+    # A functional model also has operations that are no layers, such as the sum in `x + y`.
+    names: dict[str, None] = {}
+    for layer in keras_model.flatten_layers(model):
+        operations = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
+        names |= dict.fromkeys(operation.name for operation in (layer, *operations))
+    numbers = {name: f"operation {number}" for number, name in enumerate(names)}
+    plain = functools.partial(_plain, names=numbers)
     description |= _settings("model", plain(_architecture(model)))
     if model.compiled:
         arguments = dict(keras_model.compile_config(model).config)
@@ -94,18 +100,6 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             yield from _leaves(nested, (*path, str(number)))
     else:
         yield path, str(value)
-
-
-def _numbers_of_operations(model: keras.Model) -> dict[str, str]:
-    """Returns a text for the name of each operation that is the same in every process.
-
-    A functional model also has operations that are no layers, such as the sum in `x + y`.
-    """
-    names: dict[str, None] = {}
-    for layer in keras_model.flatten_layers(model):
-        operations = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
-        names |= dict.fromkeys(operation.name for operation in (layer, *operations))
-    return {name: f"operation {number}" for number, name in enumerate(names)}
 
 
 def _architecture(model: keras.Model) -> Any:

@@ -100,7 +100,11 @@ def _with_gradient(
         with ExitStack() as stack:
             for context in _on(device):
                 stack.enter_context(context)
-            zero = _zero_after(upstream[0])
+            # As in `tf.recompute_grad`, because XLA ignores control dependencies: no graph
+            # optimizer simplifies a zero like this one.
+            first = tf.reduce_max(tf.reshape(upstream[0], [-1])[:1])
+            some = tf.cast(first, tf.bool)  # True for NaN, too
+            zero = tf.where(some == some, 0.0, float("nan"))
             with tf.GradientTape() as tape:
                 new = [source + tf.cast(zero, source.dtype) for source in sources]
                 tape.watch(new)
@@ -241,16 +245,6 @@ def _is_float(leaf: Any) -> bool:
 
 def _copied(leaf: Any) -> Any:
     return tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf
-
-
-def _zero_after(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a zero that depends on a tensor in a way that no graph optimizer simplifies.
-
-    It is made as in `tf.recompute_grad`, because XLA ignores control dependencies.
-    """
-    first = tf.reduce_max(tf.reshape(tensor, [-1])[:1])
-    some = tf.cast(first, tf.bool)  # True for NaN, too
-    return tf.where(some == some, 0.0, float("nan"))
 
 
 @contextmanager

@@ -112,7 +112,9 @@ class Host:
                 channel = stack.enter_context(Channel(function, messages.put, datasets))
                 shared |= channel.environ
             stack.enter_context(watching(mark))
-            child = LocalChild(_with_this_python(process), shared, streams)
+            program, *arguments = process.command
+            program = sys.executable if program == "python" else program
+            child = LocalChild(replace(process, command=(program, *arguments)), shared, streams)
             self._start(child, functools.partial(_put_end, messages))
             while True:
                 batch = _available(messages)
@@ -150,12 +152,6 @@ def _available(messages: queue.SimpleQueue[Message]) -> list[Message]:
         except queue.Empty:
             break
     return batch
-
-
-def _with_this_python(process: Process) -> Process:
-    program, *arguments = process.command
-    program = sys.executable if program == "python" else program
-    return replace(process, command=(program, *arguments))
 
 
 class _Lines(io.StringIO):

@@ -99,15 +99,11 @@ def _run(job: Job) -> Failure | None:
                 group.start()
                 if placement.size == job.max_workers:
                     return group.run()
-                return _run_until_more_fit(group, job.resources)
-
-
-def _run_until_more_fit(group: Children, resources: Resources) -> Failure | None:
-    extension = Extension(resources)
-    try:
-        return group.run(_GROWTH_SECONDS, extension.is_granted)
-    finally:
-        extension.withdraw()
+                extension = Extension(job.resources)
+                try:
+                    return group.run(_GROWTH_SECONDS, extension.is_granted)
+                finally:
+                    extension.withdraw()
 
 
 @dataclass(frozen=True)

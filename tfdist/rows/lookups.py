@@ -162,7 +162,11 @@ class _Gradients:
         return kinds
 
     def _compute(self, batch: Any) -> None:
-        x, y, weight = self._with_sparse(batch)
+        leaves = [
+            tf.sparse.from_dense(leaf) if is_sparse else leaf
+            for leaf, is_sparse in zip(tf.nest.flatten(batch), self._is_sparse, strict=True)
+        ]
+        x, y, weight = tf.nest.pack_sequence_as(batch, leaves)
         model, tables = self._model, self._model.trainable_variables
         values = [tf.identity(table) for table in tables]
         with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
@@ -175,14 +179,6 @@ class _Gradients:
                 logits = [logits_of(each) for each in outputs]
                 stops = outputs + [each for each in logits if each is not None]
                 self._of_loss = _indices([loss], current, stops)
-
-    def _with_sparse(self, batch: Any) -> Any:
-        """Returns a batch with sparse tensors in place of dense ones with the same values."""
-        leaves = [
-            tf.sparse.from_dense(leaf) if is_sparse else leaf
-            for leaf, is_sparse in zip(tf.nest.flatten(batch), self._is_sparse, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(batch, leaves)
 
 
 def _indices(

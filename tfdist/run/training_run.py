@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 _MOST_ROLLBACKS = 3
 
 
-def _check_resume(resume: str) -> None:
-    """Refuses a path without files before anything is built; only the chief reads checkpoints."""
-    is_path = resume not in ("auto", "never") and not is_url(resume)
-    if cluster.is_chief() and is_path and not Path(resume).exists():
-        raise ConfigurationError(
-            f"--resume {resume}: there is no such folder. Give the path of a checkpoint or of a "
-            "run folder, or use --resume auto to continue the run of the same command."
-        )
-
-
 @dataclass
 class Ending:
     """How a run ended.
@@ -89,7 +79,13 @@ class TrainingRun:
         self._config, self._began = config, time.monotonic()
         saved_model.check_exporters(config.export)
         loggers.check(config.logger)
-        _check_resume(config.resume)
+        # Before anything is built; only the chief reads checkpoints.
+        is_path = config.resume not in ("auto", "never") and not is_url(config.resume)
+        if cluster.is_chief() and is_path and not Path(config.resume).exists():
+            raise ConfigurationError(
+                f"--resume {config.resume}: there is no such folder. Give the path of a checkpoint "
+                "or of a run folder, or use --resume auto to continue the run of the same command."
+            )
         workload = self._recipe = recipe.find(config.recipe)
         keras.utils.set_random_seed(config.seed)
         strategy = self._strategy = from_config.make_strategy(config)
@@ -121,7 +117,10 @@ class TrainingRun:
         if self._talks:
             tables.facts({**facts, "run folder": folder.location}.items())
         if strategy.group.is_chief:
-            self._warn_of_shortage()
+            spec = getattr(self._data, "element_spec", None)
+            warning = memory.shortage(self._config, self._trainer.model, self._strategy, spec)
+            if warning:
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
 
         self.history = keras.callbacks.History()
         self._curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
@@ -132,12 +131,6 @@ class TrainingRun:
             *from_config.averages(config), *extra, self.history, self._log, self._curves, *spikes
         ]  # fmt: skip
         self._ledger = LedgerLog(folder.path / "ledger.json", trainer.stats, seconds_waited())
-
-    def _warn_of_shortage(self) -> None:
-        spec = getattr(self._data, "element_spec", None)
-        warning = memory.shortage(self._config, self._trainer.model, self._strategy, spec)
-        if warning:
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Uploads the files of a failed run, and releases the lock on the run folder."""

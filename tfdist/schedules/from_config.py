@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
@@ -76,7 +75,14 @@ def learning_rate(config: TrainConfig, steps_per_epoch: int | None) -> LearningR
     if config.lr_rule == "polynomial":
         return rules.polynomial(highest, total_steps, config.lr_power, *warmup)
     if config.lr_rule == "step":
-        boundaries = _boundaries(config, until)
+        # With few steps per epoch, two fractional epochs, or one and the end of the warm-up, may
+        # round to the same step. The later one is then moved to the next step.
+        boundaries: list[int] = []
+        before, latest = config.warmup_epochs, until(config.warmup_epochs)
+        for epoch in _decay_epochs(config):
+            latest = max(until(epoch), latest + 1 if epoch > before else 0)
+            boundaries.append(latest)
+            before = epoch
         return rules.step(highest, boundaries, config.lr_decay_factor, *warmup)
     return rules.constant(highest, *warmup)
 
@@ -104,21 +110,6 @@ def describe(config: TrainConfig) -> str:
         words += f", linear warmup over {config.warmup_epochs:g} epochs"
         words += f" from {config.warmup_start:g}" if config.warmup_start else ""
     return words
-
-
-def _boundaries(config: TrainConfig, steps_until: Callable[[float], int]) -> list[int]:
-    """Returns the steps at which the rate decays, one for each of the configuration's epochs.
-
-    With few steps per epoch, two fractional epochs, or one and the end of the warm-up, may round to
-    the same step. The later one is then moved to the next step.
-    """
-    steps: list[int] = []
-    before, latest = config.warmup_epochs, steps_until(config.warmup_epochs)
-    for epoch in _decay_epochs(config):
-        latest = max(steps_until(epoch), latest + 1 if epoch > before else 0)
-        steps.append(latest)
-        before = epoch
-    return steps
 
 
 def _decay_epochs(config: TrainConfig) -> list[float]:

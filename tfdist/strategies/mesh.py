@@ -85,7 +85,16 @@ class Mesh:
         """
         strategy = self.strategy(process_group, num_processes)
         if self.inner is None:
-            return self._place_data(strategy, process_group, num_processes)
+            each, rest = divmod(self.data, num_processes)
+            if rest:
+                raise self._refused(num_processes, "data has to be a multiple of their number")
+            if process_group == "horovod" and strategy == "multi_worker":
+                raise self._refused(
+                    num_processes,
+                    f"that is {each} devices per process, and a process that Horovod joins has "
+                    "one: use process_group='tensorflow', or start more processes",
+                )
+            return Placement(strategy, each, {})
         size, options = self.sizes[self.inner], dict[str, Any](process_group=process_group)
         if self.inner == "shard" and self.data == 1 and num_processes > 1:
             if size != num_processes:
@@ -105,18 +114,6 @@ class Mesh:
         if self.inner == "pipeline":
             options["stages"] = size
         return Placement(strategy, size, options)
-
-    def _place_data(self, strategy: str, process_group: str, num_processes: int) -> Placement:
-        each, rest = divmod(self.data, num_processes)
-        if rest:
-            raise self._refused(num_processes, "data has to be a multiple of their number")
-        if process_group == "horovod" and strategy == "multi_worker":
-            raise self._refused(
-                num_processes,
-                f"that is {each} devices per process, and a process that Horovod joins has one: "
-                "use process_group='tensorflow', or start more processes",
-            )
-        return Placement(strategy, each, {})
 
     def _refused(self, num_processes: int, reason: str) -> ConfigurationError:
         plural = "es" if num_processes > 1 else ""

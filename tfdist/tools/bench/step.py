@@ -136,7 +136,8 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
             results[name] = {"first_loss": measure().loss}
             ready[name] = measure
         except Exception as error:  # measure the other variants anyway
-            results[name] = {"error": _one_line(error)}
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            results[name] = {"error": f"{type(error).__name__}: {' '.join(lines)[:300]}"}
     samples = harness.run_in_turns(ready, num_rounds)
     mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
     goals = mlp_goals if case.model == "mlp" else other_goals
@@ -281,9 +282,3 @@ def _note() -> str:
         f"{harness.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
         f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
-
-
-def _one_line(error: Exception) -> str:
-    """Returns an error in one line of at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:300]}"

@@ -52,13 +52,10 @@ def _horovod(mpi: mpirun.Mpi | None) -> list[Check]:
     except Exception as error:  # loading a broken library may raise any error
         value = f"{version} cannot be loaded: {' '.join(str(error).split())}"
         return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
-    lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
-    return lines + _mismatch(mpi) + _horovodrun(mpi) if hvd.mpi_built() else lines
-
-
-def _controllers(hvd: Any) -> Check:
     built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
-    return Check("Horovod's controllers", ", ".join(name for name in built if built[name]))
+    controllers = Check("Horovod's controllers", ", ".join(name for name in built if built[name]))
+    lines = [Check("Horovod", version), controllers, _operations(hvd)]
+    return lines + _mismatch(mpi) + _horovodrun(mpi) if hvd.mpi_built() else lines
 
 
 def _operations(hvd: Any) -> Check:

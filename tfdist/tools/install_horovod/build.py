@@ -75,7 +75,9 @@ def _environment(build_tools: Path, with_mpi: bool) -> dict[str, str]:
     environ["PATH"] = _join_paths(str(build_tools / "bin"), tools.search_path())
     environ["PYTHONPATH"] = _join_paths(str(build_tools), environ.get("PYTHONPATH"))
     environ["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -s -Wl,-rpath,{_rpath()}".strip()
-    environ["MAKEFLAGS"] = f"-j{_num_jobs()}"  # replaces flags of an outer make
+    by_memory = psutil.virtual_memory().available // _COMPILER_BYTES
+    num_jobs = max(1, min(num_cores(), by_memory))
+    environ["MAKEFLAGS"] = f"-j{num_jobs}"  # replaces flags of an outer make
     return environ
 
 
@@ -87,12 +89,6 @@ def _rpath() -> str:
     """
     home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
     return r"\$ORIGIN/" + os.path.relpath(Path(sys.prefix, "lib"), home)
-
-
-def _num_jobs() -> int:
-    """Returns the number of parallel compilers: one per core, limited by memory."""
-    by_memory = psutil.virtual_memory().available // _COMPILER_BYTES
-    return max(1, min(num_cores(), by_memory))
 
 
 def _join_paths(first: str, paths: str | None) -> str:

@@ -60,7 +60,10 @@ def missing(wanted: set[str] | None = None) -> list[str]:
         return []
     requirements: dict[str, Path | None] = {"nvcc (the CUDA compiler)": nvcc()}
     if "NCCL" in wanted:
-        requirements["nccl.h (NCCL's header)"] = nccl_header()
+        given = [os.environ["HOROVOD_NCCL_INCLUDE"]] if _is_set("HOROVOD_NCCL_INCLUDE") else []
+        folders = [f"{prefix}/include" for prefix in _prefixes()]
+        header = _first(["nccl.h"], given + _paths("CMAKE_INCLUDE_PATH") + folders)
+        requirements["nccl.h (NCCL's header)"] = header
         requirements[f"{' or '.join(_nccl_names())} (NCCL's library for linking)"] = nccl_library()
     return [name for name, path in requirements.items() if path is None]
 
@@ -110,13 +113,6 @@ def home_to_set() -> Path | None:
     if compiler is None or shutil.which("nvcc", path=tools.search_path()):
         return None
     return compiler.parent.parent
-
-
-def nccl_header() -> Path | None:
-    """Returns NCCL's header, or None."""
-    given = [os.environ["HOROVOD_NCCL_INCLUDE"]] if _is_set("HOROVOD_NCCL_INCLUDE") else []
-    folders = [f"{prefix}/include" for prefix in _prefixes()]
-    return _first(["nccl.h"], given + _paths("CMAKE_INCLUDE_PATH") + folders)
 
 
 def nccl_library() -> Path | None:

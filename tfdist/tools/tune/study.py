@@ -113,15 +113,6 @@ class Study:
             pruner=optuna.pruners.MedianPruner() if pruning else optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
-        self._check_same_search()
-        # Depends on the trials so far, so that a resumed search does not repeat its first choices.
-        seed += len(self._study.get_trials(deepcopy=False))
-        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
-        self._is_grid = sampler == "grid"
-        self._study.sampler = samplers[sampler if not self._is_grid else "random"](seed=seed)
-        self._name = uuid.uuid4().hex[:8]
-
-    def _check_same_search(self) -> None:
         described = {
             "over": [list(dimension) for dimension in self._dimensions],
             "metric": self.metric,
@@ -136,6 +127,12 @@ class Study:
                     f"{value}). Use another folder with --folder, or the same flags."
                 )
         self._study.set_user_attr("search", described)
+        # Depends on the trials so far, so that a resumed search does not repeat its first choices.
+        seed += len(self._study.get_trials(deepcopy=False))
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        self._is_grid = sampler == "grid"
+        self._study.sampler = samplers[sampler if not self._is_grid else "random"](seed=seed)
+        self._name = uuid.uuid4().hex[:8]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
