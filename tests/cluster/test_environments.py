@@ -19,7 +19,6 @@ from tests.cluster.test_membership import (
 )
 from tests.support import ROOT
 from tfdist.cluster import Cluster, discover, environments
-from tfdist.cluster.environments import hints
 from tfdist.errors import ClusterError
 
 Variables = dict[str, str]
@@ -236,7 +235,7 @@ def test_other_processes_are_named_in_a_warning(
 ) -> None:
     (tmp_path / "hosts").write_text("n1 4 all.q\nn2 4 all.q\nn2 4 all.q\n")
     (tmp_path / "containers").write_text('{"container_addrs": ["a", "b"], "container_rank": 0}')
-    monkeypatch.setattr(hints, "_DETERMINED", tmp_path / "containers")
+    monkeypatch.setattr(environments, "_DETERMINED", tmp_path / "containers")
     variables = {
         name: str(tmp_path / "hosts") if value == "HOSTFILE" else value
         for name, value in variables.items()

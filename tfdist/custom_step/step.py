@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
-from tfdist.custom_step.traced_step import ReductionPlan, infer_reductions
-from tfdist.custom_step.trial import BuiltStep, flat_logs
+from tfdist.custom_step.trial import BuiltStep, ReductionPlan, flat_logs, infer_reductions
 from tfdist.errors import UnsupportedModelError
 from tfdist.patches.keras_patches import keras_patched
 from tfdist.patches.sizes_on_host import with_sizes_on_host

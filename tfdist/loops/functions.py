@@ -39,7 +39,7 @@ from tfdist.strategies import inner_loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.variables import ReplicaSync
-from tfdist.upstream import random_states
+from tfdist.upstream import tensorflow_random
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import (
     compile_config,
@@ -86,7 +86,7 @@ class CompiledFunctions:
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
-        random_states.watch(filter(is_users, participants(model)))
+        tensorflow_random.watch(filter(is_users, participants(model)))
         self._compilation: Any = None
         self._steps: dict[tuple[bool, ...], StepsFn] = {}
         # Functions for other data share a step, and with it the accumulated gradients.
@@ -247,7 +247,7 @@ class CompiledFunctions:
         self._custom_steps.forget()
         self._model_functions.clear()
         self._frequent_sync = None
-        random_states.watch(filter(is_users, participants(model)))
+        tensorflow_random.watch(filter(is_users, participants(model)))
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)
 

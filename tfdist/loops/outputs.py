@@ -30,9 +30,8 @@ from tfdist.upstream.keras_model import (
     use_global_generator,
 )
 from tfdist.upstream.keras_variables import values_of
-from tfdist.upstream.random_states import RandomStates, draws_at_trace_warned
 from tfdist.upstream.tensorflow_graphs import current_graph, forget_gradients, kinds_of, with_state
-from tfdist.upstream.tensorflow_random import draws_numbers
+from tfdist.upstream.tensorflow_random import RandomStates, draws_at_trace_warned, draws_numbers
 
 
 class LocalOutputs(NamedTuple):

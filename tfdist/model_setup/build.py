@@ -18,7 +18,7 @@ from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, Unsup
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.random_states import python_state_kept
+from tfdist.upstream.tensorflow_random import python_state_kept
 
 
 def check_trainable(model: keras.Model) -> None:

@@ -34,8 +34,8 @@ from tfdist.upstream.keras_model import (
     overrides,
     seeds_of,
 )
-from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_graphs import calls_python
+from tfdist.upstream.tensorflow_random import python_state_kept
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from tfdist.cluster.remote import connection
 from tfdist.strategies.batches import Element, Share, combined_checksum
-from tfdist.upstream.random_states import draws_at_trace_warned
 from tfdist.upstream.tensorflow_calls import RepeatedCalls
 from tfdist.upstream.tensorflow_graphs import free_with
+from tfdist.upstream.tensorflow_random import draws_at_trace_warned
 from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 

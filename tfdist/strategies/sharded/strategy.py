@@ -21,10 +21,9 @@ from tfdist.groups.collective import CollectiveGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.groups.horovod import HorovodGroup
 from tfdist.strategies import STRATEGIES, mirrored_variables
-from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.base import ReplicaFn, Strategy, join_processes
 from tfdist.strategies.horovod import device_of_rank
 from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.sharded.variables import DeviceShards, ProcessShards
 from tfdist.strategies.towers import Towers

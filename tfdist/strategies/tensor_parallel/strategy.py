@@ -23,9 +23,8 @@ from tfdist.errors import TooFewDevicesError
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_device
 from tfdist.strategies import STRATEGIES, batches
-from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.base import ReplicaFn, Strategy, join_processes
 from tfdist.strategies.feed import Feed
-from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.sharded.plan import frozen_to_cut, num_bytes
 from tfdist.strategies.tensor_parallel import rules
