@@ -10,7 +10,7 @@ import pytest
 from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.tools.doctor import host, processes
 from tfdist.tools.doctor.report import Check
-from tfdist.tools.install_horovod import cuda, versions
+from tfdist.tools.install_horovod import requirements, versions
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -85,7 +85,7 @@ def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
     from tests.support import gpus  # imports TensorFlow, which the other tests do not need
 
     gpus.install(monkeypatch, 2, None)
-    monkeypatch.setattr(cuda, "missing", lambda wanted: absent)
+    monkeypatch.setattr(requirements, "missing_for_gpu", lambda wanted: absent)
     results = {check.name: check for check in processes._horovod(OPEN_MPI)}
     check = results["Horovod's operations"]
     assert check.state == "missing"

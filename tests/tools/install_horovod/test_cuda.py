@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.test_mpi import program
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import __main__, build, cuda, tools, versions
+from tfdist.tools.install_horovod import __main__, build, requirements, versions
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable, raising=False)
     folder = tmp_path / "usr" / "bin"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(tools, "search_path", lambda: str(folder))
-    monkeypatch.setattr(cuda, "_TOOLKIT", str(tmp_path / "cuda"))
-    monkeypatch.setattr(cuda, "_SYSTEM", ())
+    monkeypatch.setattr(requirements, "search_path", lambda: str(folder))
+    monkeypatch.setattr(requirements, "_TOOLKIT", str(tmp_path / "cuda"))
+    monkeypatch.setattr(requirements, "_SYSTEM", ())
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
     return tmp_path
 
@@ -45,7 +45,7 @@ def test_cuda_wheels_are_insufficient(host: Path, monkeypatch: pytest.MonkeyPatc
     nccl(host / "site-packages" / "nvidia" / "nccl", "libnccl.so.2")
     monkeypatch.setenv("HOROVOD_NCCL_HOME", str(host / "site-packages" / "nvidia" / "nccl"))
     with pytest.raises(InstallError) as raised:
-        cuda.check()
+        requirements.check_gpu()
     message = str(raised.value)
     assert "HOROVOD_GPU_OPERATIONS=NCCL needs nvcc" in message
     assert "libnccl_static.a or libnccl.so" in message
@@ -57,7 +57,7 @@ def test_suggests_packages_for_the_cuda_version_of_tensorflow() -> None:
     import tensorflow as tf
 
     version = tf.sysconfig.get_build_info().get("cuda_version", "12.5")
-    assert "-".join(version.split(".")[:2]) == cuda.CUDA
+    assert "-".join(version.split(".")[:2]) == requirements.CUDA
 
 
 @pytest.mark.parametrize("variables", [{"HOROVOD_GPU_OPERATIONS": ""}, {"HOROVOD_GPU": "ROCM"}])
@@ -66,17 +66,17 @@ def test_build_without_cuda_needs_nothing(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert cuda.missing() == []
-    assert cuda.settings() == []
+    assert requirements.missing_for_gpu() == []
+    assert requirements.gpu_settings() == []
 
 
 def test_mpi_operations_need_the_compiler_alone(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "MPI")
-    assert cuda.missing() == ["nvcc (the CUDA compiler)"]
+    assert requirements.missing_for_gpu() == ["nvcc (the CUDA compiler)"]
     toolkit(host / "usr")
-    cuda.check()
+    requirements.check_gpu()
 
 
 def test_one_operation_alone_needs_nccl(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,15 +84,15 @@ def test_one_operation_alone_needs_nccl(host: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HOROVOD_GPU_ALLREDUCE", "NCCL")
     toolkit(host / "usr")
     with pytest.raises(InstallError, match=r"HOROVOD_GPU_ALLREDUCE=NCCL needs nccl\.h"):
-        cuda.check()
+        requirements.check_gpu()
 
 
 @pytest.mark.parametrize("library", ["libnccl.so", "libnccl_static.a"])
 def test_development_packages_of_the_system(library: str, host: Path) -> None:
     toolkit(host / "usr")
     nccl(host / "usr", library)
-    cuda.check()
-    assert cuda.home_to_set() is None  # CMake finds it on PATH
+    requirements.check_gpu()
+    assert requirements.home_to_set() is None  # CMake finds it on PATH
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_library_of_another_kind_is_ignored(
     toolkit(host / "usr")
     nccl(host / "usr", library)
     monkeypatch.setenv("HOROVOD_NCCL_LINK", link)
-    assert cuda.nccl_library() is None
+    assert requirements.nccl_library() is None
 
 
 @pytest.mark.parametrize("variable", ["HOROVOD_CUDA_HOME", "CUDAToolkit_ROOT", "CUDA_PATH"])
@@ -113,10 +113,10 @@ def test_toolkit_from_environment_variable(
 ) -> None:
     toolkit(host / "opt")
     nccl(host / "opt")  # as NVIDIA's HPC SDK and conda do
-    assert cuda.missing()
+    assert requirements.missing_for_gpu()
     monkeypatch.setenv(variable, str(host / "opt"))
-    cuda.check()
-    assert cuda.nvcc() == host / "opt" / "bin" / "nvcc"
+    requirements.check_gpu()
+    assert requirements.nvcc() == host / "opt" / "bin" / "nvcc"
 
 
 def test_named_toolkit_without_a_compiler_raises(
@@ -124,7 +124,7 @@ def test_named_toolkit_without_a_compiler_raises(
 ) -> None:
     toolkit(host / "usr")
     monkeypatch.setenv("HOROVOD_CUDA_HOME", str(host / "empty"))
-    assert cuda.nvcc() is None  # Horovod's CMakeLists.txt uses no other nvcc
+    assert requirements.nvcc() is None  # Horovod's CMakeLists.txt uses no other nvcc
 
 
 def test_toolkit_off_the_path_is_passed_to_the_build(
@@ -158,7 +158,7 @@ def test_another_compiler_on_the_path_has_its_own_wheel(host: Path) -> None:
 def test_failed_check_prevents_the_build(host: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(host))
     monkeypatch.setattr(build, "wheel", lambda *_, **__: pytest.fail("started to build"))
-    monkeypatch.setattr(tools, "check_compiler", lambda: None)
+    monkeypatch.setattr(requirements, "check_compiler", lambda: None)
     # A Horovod for CPUs is installed, which does not satisfy a request for NCCL.
     monkeypatch.setattr(versions, "horovod_fits", lambda: True)
     with pytest.raises(InstallError, match="needs nvcc"):

@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import __main__, build, cuda, tools, versions
+from tfdist.tools.install_horovod import __main__, build, requirements, versions
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -28,10 +28,10 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "wheel", wheel)
-    monkeypatch.setattr(tools, "check_compiler", lambda: None)
-    monkeypatch.setattr(cuda, "check", lambda: None)
-    monkeypatch.setattr(tools, "choose_mpi", lambda _: OPEN_MPI)
-    monkeypatch.setattr(tools, "pip", lambda *_: None)
+    monkeypatch.setattr(requirements, "check_compiler", lambda: None)
+    monkeypatch.setattr(requirements, "check_gpu", lambda: None)
+    monkeypatch.setattr(requirements, "choose_mpi", lambda _: OPEN_MPI)
+    monkeypatch.setattr(requirements, "pip", lambda *_: None)
     monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.0")
     monkeypatch.setattr(versions, "horovod_fits", lambda: False)
     return folders
@@ -67,7 +67,7 @@ def test_each_mpi_has_its_own_wheel(
     other: Mpi | None, builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     __main__.install()
-    monkeypatch.setattr(tools, "choose_mpi", lambda _: other)
+    monkeypatch.setattr(requirements, "choose_mpi", lambda _: other)
     __main__.install()
     assert len(set(builds)) == 2
 

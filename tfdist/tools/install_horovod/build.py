@@ -16,7 +16,7 @@ from rich.progress import Progress
 from pipelines.cores import num_cores
 from tfdist.console import folders
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import cuda, tools, versions
+from tfdist.tools.install_horovod import requirements, versions
 
 #: A setuptools version that supports Horovod's setup.py, and the packages that setup.py requires.
 _BUILD_TOOLS = ("setuptools<70", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
@@ -42,7 +42,7 @@ def wheel(folder: Path, with_mpi: bool) -> None:
         build_tools = Path(work, "tools")
         # Not in the environment, which may have a newer setuptools.
         needed = _BUILD_TOOLS if shutil.which("cmake") else (*_BUILD_TOOLS, "cmake")
-        tools.pip("install", "--target", str(build_tools), *needed)
+        requirements.pip("install", "--target", str(build_tools), *needed)
         command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
         # The build must import TensorFlow. No cache, because pip's does not depend on TensorFlow's
         # version.
@@ -68,11 +68,11 @@ def _environment(build_tools: Path, with_mpi: bool) -> dict[str, str]:
         "HOROVOD_WITHOUT_MXNET": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    if toolkit := cuda.home_to_set():
+    if toolkit := requirements.home_to_set():
         environ["HOROVOD_CUDA_HOME"] = str(toolkit)
     environ |= os.environ
     environ["CPATH"] = _join_paths(headers, environ.get("CPATH"))
-    environ["PATH"] = _join_paths(str(build_tools / "bin"), tools.search_path())
+    environ["PATH"] = _join_paths(str(build_tools / "bin"), requirements.search_path())
     environ["PYTHONPATH"] = _join_paths(str(build_tools), environ.get("PYTHONPATH"))
     environ["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -s -Wl,-rpath,{_rpath()}".strip()
     by_memory = psutil.virtual_memory().available // _COMPILER_BYTES

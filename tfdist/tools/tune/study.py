@@ -29,8 +29,7 @@ from tfdist.cluster import gpus
 from tfdist.cluster.launcher import orphans, processes
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, LaunchError
-from tfdist.tools.tune import space
-from tfdist.tools.tune.space import Dimension
+from tfdist.tools.tune.search import Dimension, flags
 from tfdist.tools.tune.trial_process import TrialProcess
 
 _POLL_SECONDS = 0.2
@@ -174,7 +173,7 @@ class Study:
         trial.set_user_attr("values", values)
         trial.set_user_attr("folder", name)
         trial.set_user_attr("search", self._name)
-        return trial, self.folder / name, [*self._training, *space.flags(values)]
+        return trial, self.folder / name, [*self._training, *flags(values)]
 
     def _new_folder(self, number: int) -> str:
         """Returns the name of a run's folder; trials that resume a run have numbers but no own one.

