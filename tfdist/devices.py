@@ -164,11 +164,7 @@ def requested_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
 
 
 def use_gpus(positions: Sequence[int]) -> None:
-    """Hides all other GPUs from this process. Call it before TensorFlow is initialized.
-
-    Args:
-        positions: Indices among the currently visible GPUs.
-    """
+    """Hides all other GPUs from this process. Call it before TensorFlow is initialized."""
     gpus = tf.config.get_visible_devices("GPU")
     tf.config.set_visible_devices([gpus[i] for i in positions], "GPU")
 
@@ -326,7 +322,6 @@ def _first(num_devices: int) -> list[str]:
 
 
 def _split_cpu(num_devices: int) -> None:
-    """Creates `num_devices` logical CPU devices, if there are fewer."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
     if num_devices <= len(configured or [None]):

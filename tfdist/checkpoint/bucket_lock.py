@@ -33,11 +33,7 @@ _CLOCK_SECONDS = 900.0
 
 
 class BucketLock:
-    """A lock on a folder in an object store.
-
-    Args:
-        url: The folder to lock.
-    """
+    """A lock on a folder in an object store."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")

@@ -108,7 +108,6 @@ class FolderLock:
 
 
 def _modified(path: str) -> int | None:
-    """Returns when a file was last modified, in nanoseconds; None if it does not exist."""
     try:
         return Path(path).stat().st_mtime_ns
     except OSError:

@@ -281,9 +281,6 @@ def verified_files(
         path: A local folder, or the URL of one in an object store.
         choose: Returns which of the files that the manifest lists are needed.
 
-    Yields:
-        The folder.
-
     Raises:
         DamagedError: A file is damaged.
         UnreadableError: A file cannot be read.
@@ -304,12 +301,7 @@ def verified_files(
 
 
 def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
-    """Returns a new name for a damaged checkpoint.
-
-    Args:
-        place: Place of the checkpoint.
-        exists: Returns whether a name is in use.
-    """
+    """Returns a new name for a damaged checkpoint."""
     name = f"{_DAMAGED}{place.name}"
     return f"{name}-{uuid.uuid4().hex[:8]}" if exists(name) else name
 

@@ -88,11 +88,6 @@ def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
     address. Rank 0 reads all of them and registers the list, which the others read. Thus n ranks
     send O(n) requests to the server, O(n) of them by rank 0.
 
-    Args:
-        rank: Rank of this process.
-        size: Number of processes.
-        seconds: Maximum time to wait.
-
     Raises:
         ClusterError: Ranks are missing after that time, or the server cannot be reached.
     """
@@ -153,7 +148,6 @@ def _register(key: str, value: str) -> None:
 
 
 def _registered(key: str) -> str:
-    """Returns the value that was registered under a key; empty if there is none."""
     from horovod.runner.http.http_client import read_data_from_kvstore
 
     try:

@@ -156,15 +156,6 @@ class ReplicaRun(LocalRun):
 class CustomStep:
     """A custom step on a global batch; implements `strategies.inner_loop.Step`.
 
-    Args:
-        model: A compiled model.
-        built: What `trial.build` found.
-        strategy: Runs the replicas.
-        training: Whether the step is `train_step` or `test_step`.
-        first_batch: Returns the first global batch.
-        options: The options of the step; there are no rounds of accumulation and no `remat`.
-        cause: What makes the step custom, such as `"MyModel.train_step"`.
-
     Attributes:
         cause: As passed.
         variables: The variables that the step may change, and those that count skipped steps.

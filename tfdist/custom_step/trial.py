@@ -48,12 +48,6 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
 
     Only the step itself knows all of them: a GAN has no `call`, and two optimizers.
 
-    Args:
-        model: A model that was created in the strategy's scope.
-        strategy: The strategy.
-        name: Name of the model's method that is the step.
-        batch: The first global batch.
-
     Raises:
         ConfigurationError: An optimizer was created outside of the scope.
         UnsupportedModelError: The step assigns to a `tf.Variable`.
@@ -140,13 +134,6 @@ def flat_logs(logs: Any) -> dict[str, Any]:
 
 class TracedStep:
     """The traced step, and the reductions that follow from it.
-
-    Args:
-        model: A built model.
-        variables: All variables that its step may change.
-        step: Its `train_step` or `test_step`.
-        scalings: The scaling of each optimizer that scales its loss, by id.
-        batch: The first global batch.
 
     Attributes:
         num_gradients: How often the step computes gradients.
@@ -252,9 +239,6 @@ class TracedStep:
 class _TracingRun(LocalRun):
     """The run of a step that is traced: notes what the replicas of a real run would exchange.
 
-    Args:
-        metrics: Ids of the metrics' variables.
-
     Attributes:
         targets: What the step differentiates, for each gradient; None if that is not all.
         indices: Indices of the gradients that are `tf.IndexedSlices`, by place, for each gradient.
@@ -349,13 +333,6 @@ def infer_reductions(
     batch: Any,
 ) -> ReductionPlan:
     """Infers the reductions of a step.
-
-    Args:
-        model: A built model.
-        built: What `trial.build` found.
-        step: Its `train_step` or `test_step`.
-        scalings: The scaling of each optimizer that scales its loss, by id.
-        batch: The first global batch, for its shapes and dtypes.
 
     Raises:
         UnsupportedModelError: The step is not supported in full-batch mode either.

@@ -181,7 +181,6 @@ def _only_folders(root: Path) -> bool:
 
 
 def _listed(root: Path) -> str:
-    """Returns the names in a folder, at most `_MOST_NAMES` of them."""
     names = sorted(entry.name for entry in root.iterdir())
     return ", ".join(names[:_MOST_NAMES]) + (
         f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""

@@ -42,11 +42,6 @@ class CollectiveGroup(ProcessGroup):
     A process joins a cluster when TensorFlow starts, so create the group before the first
     operation. Each device communicates with the device of the same number in the other processes.
 
-    Attributes:
-        devices: Names of the devices of this process.
-        communication: `"ring"` or `"nccl"`.
-        tf_strategy: TensorFlow's strategy for all workers.
-
     Args:
         devices: The devices of this process, as for `tfdist.devices.resolve`. Workers that see the
             same GPUs divide them by rank.
@@ -181,7 +176,6 @@ class CollectiveGroup(ProcessGroup):
 
     @functools.cache  # noqa: B019 - groups live as long as the process
     def _order(self, channel: int) -> list[int]:
-        """Returns the ranks of the processes in TensorFlow's order."""
         with tf.init_scope():
             return self._gather(tf.constant([self.rank], tf.int64), channel).numpy().tolist()
 

@@ -86,7 +86,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
 
 def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
-    """Lets an optimizer accumulate the gradients of several passes."""
     if not isinstance(passes, int) or passes < 1:
         raise ConfigurationError(
             f"backward_passes_per_step={passes!r}: expected an integer of at least 1."
@@ -141,14 +140,7 @@ _is_finite = keras.optimizers.LossScaleOptimizer.check_finite
 
 
 class Exchange:
-    """Averages or sums gradients over the ranks, in one grouped all-reduce.
-
-    Args:
-        compression: A class of `Compression`.
-        op: `Average` or `Sum`.
-        sparse_as_dense: Whether to convert sparse gradients of embeddings to dense tensors first.
-        times: Factor of the result.
-    """
+    """Averages or sums gradients over the ranks, in one grouped all-reduce."""
 
     def __init__(self, compression: Any, op: Any, sparse_as_dense: bool, times: int) -> None:
         self._compression, self._sparse_as_dense = compression, sparse_as_dense

@@ -201,11 +201,7 @@ class DataHandler:
             input_data.end_epoch(self._adapter)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Returns the resume position in the data, in global batches.
-
-        Args:
-            step: Number of completed steps of the current epoch; 0 between epochs.
-        """
+        """Returns the resume position in the data, in global batches."""
         within_pass = step > 0 or (self._iterator is not None and self._steps_per_epoch is not None)
         taken = self._taken + (step if self._in_epoch else 0)
         batch = taken if within_pass else 0
@@ -268,11 +264,6 @@ class DataHandler:
         If the data ended and its size is known, Keras's `fit` starts the next pass immediately.
         After the remainder of a pass, an epoch continues with the next pass; every other epoch
         starts a new pass.
-
-        Args:
-            num_done: Number of batches of the epoch.
-            exhausted: Whether the data ended before the epoch did.
-            stopped: Whether a callback ended the epoch.
 
         Raises:
             DataError: The data has no batches.
@@ -363,11 +354,6 @@ def check_batch_size(batch_size: int, strategy: Strategy) -> None:
 class ValidationData:
     """The validation data of one `fit`, which Keras reads from its first evaluation on.
 
-    Args:
-        strategy: The strategy, which splits the batches.
-        x: As `DataHandler` takes it.
-        **options: As in `DataHandler`.
-
     Attributes:
         handlers: The data handler; none before its first use if reading may have effects.
     """
@@ -396,12 +382,6 @@ class EpochDataHandlers:
     its batch size and `initial_epoch`. A `tf.data.Dataset` is rebatched, and otherwise not changed.
     For increasing batch sizes, see Smith et al. 2018, "Don't Decay the Learning Rate, Increase the
     Batch Size".
-
-    Args:
-        strategy: The strategy, which splits the batches.
-        x: Arrays or a `tf.data.Dataset` of batches.
-        batch_sizes: A number, None, or sizes by epoch.
-        **options: As in `DataHandler`.
 
     Attributes:
         batch_size: The batch size for validation, if it does not set its own.

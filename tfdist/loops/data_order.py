@@ -23,11 +23,7 @@ Distribute = Callable[[tf.data.Dataset], Any]
 
 
 class DataOrder:
-    """The order of data that can be iterated repeatedly, of which nothing else is known.
-
-    Args:
-        adapter: Keras's adapter that reads the data.
-    """
+    """The order of data that can be iterated repeatedly, of which nothing else is known."""
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter

@@ -76,13 +76,7 @@ class Steps:
 
 
 class CompiledFunctions:
-    """Traces the functions that compute on the replicas, and caches them.
-
-    Args:
-        model: A model that was created in the strategy's scope.
-        strategy: Runs the steps.
-        options: Options of the steps.
-    """
+    """Traces the functions that compute on the replicas, and caches them."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
@@ -102,12 +96,7 @@ class CompiledFunctions:
         self._frequent_sync: tuple[list[int], ReplicaSync] | None = None
 
     def train(self, data: DataHandler, one_by_one: bool = False) -> Steps:
-        """Returns the inner loop of training, or a new one if the model was compiled again.
-
-        Args:
-            data: The data.
-            one_by_one: Whether all calls make one step.
-        """
+        """Returns the inner loop of training, or a new one if the model was compiled again."""
         return self._inner_loop(data, one_by_one, training=True)
 
     def evaluate(self, data: DataHandler, one_by_one: bool = False) -> Steps:
@@ -285,13 +274,7 @@ class CompiledFunctions:
         return self._train_step
 
     def _traced(self, step: Step, data: DataHandler, one_by_one: bool) -> StepsFn:
-        """Returns the inner loop of a step, with errors that explain problems with the data.
-
-        Args:
-            step: The step.
-            data: The data.
-            one_by_one: Whether all calls make one step.
-        """
+        """Returns the inner loop of a step, with errors that explain problems with the data."""
         model, strategy = self._model, self._strategy
         if model.jit_compile and not strategy.variables.are_local:
             warnings.warn(
@@ -326,13 +309,7 @@ class CompiledFunctions:
 
 
 class FullBatchMode:
-    """Decides, once for each of Keras's loops, whether a model needs full batches.
-
-    Args:
-        model: The model.
-        strategy: Runs the replicas.
-        accumulate: Number of micro-batches per training step.
-    """
+    """Decides, once for each of Keras's loops, whether a model needs full batches."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, accumulate: int) -> None:
         self._model, self._strategy, self._accumulate = model, strategy, accumulate
@@ -350,12 +327,7 @@ class FullBatchMode:
         self._rows.clear()
 
     def for_data(self, data: DataHandler, loop: Loop) -> str | None:
-        """Returns why the model needs full batches, if it does.
-
-        Args:
-            data: The data, before its first epoch. The model is built.
-            loop: Keras's name of the loop.
-        """
+        """Returns why the model needs full batches, if it does."""
         if loop not in self._reasons:
             self._reasons[loop] = self._reason(data, loop)
         return self._reasons[loop]
@@ -401,13 +373,7 @@ def full_batch_warning(reason: str) -> str:
 
 
 class CustomSteps:
-    """Creates the steps that a model redefines, once for training and once for evaluation.
-
-    Args:
-        model: The model.
-        strategy: Runs the replicas.
-        options: Options of the steps.
-    """
+    """Creates the steps that a model redefines, once for training and once for evaluation."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
@@ -436,10 +402,6 @@ class CustomSteps:
 
     def step(self, data: DataHandler, training: bool) -> CustomStep | None:
         """Returns the custom step of the model.
-
-        Args:
-            data: The data, before its first epoch.
-            training: Whether to train or to evaluate.
 
         Returns:
             None if tfdist's own step does what Keras's does for this model.

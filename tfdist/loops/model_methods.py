@@ -125,12 +125,7 @@ class ModelFunction:
             raise _refused(self._cause, self._loop, why)
 
     def around(self, steps: StepsFn, sync: Callable[[], None]) -> StepsFn:
-        """Returns steps that run inside of the function, one in each call of it.
-
-        Args:
-            steps: Makes a number of steps on batches of an iterator.
-            sync: Called after each step, because the function may change variables.
-        """
+        """Returns steps that run inside of the function, one in each call of it."""
         if not self._cause:
             return steps
 
@@ -247,14 +242,7 @@ def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> N
 
 
 class ExactnessReport:
-    """Reports, once, why a trainer's results will not match single-device training.
-
-    Args:
-        model: The trained model.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-        is_rebuilt: Whether the model was rebuilt from one that the user passed.
-    """
+    """Reports, once, why a trainer's results will not match single-device training."""
 
     def __init__(
         self, model: keras.Model, strategy: Strategy, options: StepOptions, is_rebuilt: bool

@@ -40,14 +40,7 @@ FOLDER = "non-finite"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the loops and observers of one trainer share.
-
-    Attributes:
-        model: A model that was created in the strategy's scope.
-        strategy: The strategy.
-        functions: The model's compiled functions.
-        watchdog: The watchdog, which is notified of every call.
-    """
+    """What the loops and observers of one trainer share."""
 
     model: keras.Model
     strategy: Strategy
@@ -56,14 +49,7 @@ class RunContext:
 
 
 class KerasCallbacks(Observer):
-    """Notifies Keras callbacks of each call as one batch, its last one. They may stop the loop.
-
-    Args:
-        run: What the observers share.
-        loop: Keras's name of the loop.
-        callbacks: The callbacks.
-        watching: Returns a context that records how callbacks change the model.
-    """
+    """Notifies Keras callbacks of each call as one batch, its last one. They may stop the loop."""
 
     def __init__(
         self,
@@ -119,12 +105,7 @@ class CopySync(Observer):
 
 
 class WatchdogMark(Observer):
-    """Reports the progress of every call to the watchdog.
-
-    Args:
-        run: What the observers share.
-        suffix: What else is completed at that point.
-    """
+    """Reports the progress of every call to the watchdog."""
 
     def __init__(self, run: RunContext, suffix: str = "") -> None:
         self._watchdog, self._suffix = run.watchdog, suffix
@@ -197,10 +178,6 @@ class NonFiniteLoss(Observer):
     """Checks the loss after every call of the inner loop, when it is on the host anyway.
 
     A non-finite loss in the first call is always an error.
-
-    Args:
-        run: What the observers share.
-        on_nan: What to do.
 
     Raises:
         ConfigurationError: `on_nan` is unknown.
@@ -282,9 +259,6 @@ _OUTCOMES = {
 
 class BatchCounts(Observer):
     """Counts the batches of workers that each read a dataset of their own.
-
-    Args:
-        run: What the observers share.
 
     Raises:
         DataError: The numbers differ, and `uneven_data` of the data is `"refuse"`.

@@ -60,13 +60,7 @@ _READS = {"IteratorGetNext", "ReadVariableOp", "ResourceGather"}
 
 
 class Outputs:
-    """Traces the functions that compute outputs, on per-replica batches or in full-batch mode.
-
-    Args:
-        model: A built model that was created in the strategy's scope.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-    """
+    """Traces the functions that compute outputs, on per-replica batches or in full-batch mode."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
@@ -83,12 +77,7 @@ class Outputs:
         return bool(self._single)
 
     def function(self, data: DataHandler, full_batch: bool) -> OutputsFn:
-        """Returns the function that computes the outputs for batches.
-
-        Args:
-            data: The data.
-            full_batch: Whether every replica gets full batches.
-        """
+        """Returns the function that computes the outputs for batches."""
         # Training after a prediction may shard, move or gather the variables that functions read.
         values = [value for variable in self._model.variables for value in values_of(variable)]
         pairs = itertools.zip_longest((value_read() for value_read in self._read), values)
@@ -289,12 +278,7 @@ def concatenated(outputs: list[Any]) -> Any:
 
 
 def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]:
-    """Returns the outputs for the global batches, in order. All workers must call it together.
-
-    Args:
-        strategy: The strategy.
-        local: The outputs of this worker.
-    """
+    """Returns the outputs for the global batches, in order. All workers must call it together."""
     sent = [[_sent(leaf) for leaf in keras.tree.flatten(piece)] for piece in local.pieces]
     gathered = strategy.group.gather_objects((local.num_steps, local.counts, sent))
     if not all(pieces for *_, pieces in gathered):

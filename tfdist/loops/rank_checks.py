@@ -71,13 +71,7 @@ def check_modes(strategy: Strategy, mode: CheckRanks) -> None:
 
 
 class RankChecks(Observer):
-    """Compares the workers of one trainer.
-
-    Args:
-        run: What the observers share.
-        mode: When to compare the variables.
-        options: The options of the trainer, which must be the same on all workers.
-    """
+    """Compares the workers of one trainer."""
 
     def __init__(self, run: RunContext, mode: CheckRanks, options: Mapping[str, Any]) -> None:
         self._model, self._strategy, self._functions = run.model, run.strategy, run.functions
@@ -105,10 +99,6 @@ class RankChecks(Observer):
 
         Each of n workers receives O(n) bytes: three numbers per worker, and descriptions only if
         the configurations differ.
-
-        Args:
-            options: Options in addition to those of the trainer.
-            callbacks: The callbacks of this worker.
 
         Raises:
             ClusterError: The configurations differ.
@@ -299,10 +289,6 @@ class ReplicaChecks(Observer):
 
     After the first call, after the last one of a training, and otherwise as often as
     takes at most 1% of the time.
-
-    Args:
-        run: What the observers share.
-        mode: `"every-call"` compares after each call.
     """
 
     def __init__(self, run: RunContext, mode: CheckRanks) -> None:
@@ -334,7 +320,6 @@ class ReplicaChecks(Observer):
 
 
 def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """Returns the names of an optimizer's hyperparameters that are plain numbers."""
     inner = keras_optimizers.unwrapped(optimizer)
     # Not those of `get_config`, which a custom learning rate schedule need not have.
     parameters = {n for kind in type(inner).__mro__ for n in inspect.signature(kind).parameters}

@@ -40,11 +40,6 @@ def check_trainable(model: keras.Model) -> None:
 def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
     """Creates the weights that are still missing, from the shapes of the data.
 
-    Args:
-        model: A model that was created in the strategy's scope.
-        strategy: The strategy.
-        element_spec: `tf.TensorSpec`s of a global batch.
-
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
     """

@@ -38,12 +38,7 @@ _LONG_LIST = 100
 
 
 def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
-    """Returns the settings that determine training on a worker.
-
-    Args:
-        model: The model.
-        options: Options of the trainer.
-    """
+    """Returns the settings that determine training on a worker."""
     installed = versions()
     if "horovod" in sys.modules:
         installed["horovod"] = metadata.version("horovod")
@@ -70,11 +65,7 @@ def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
 
 
 def first_difference(descriptions: list[Description]) -> str | None:
-    """Returns a text about the first setting that differs between ranks, or None.
-
-    Args:
-        descriptions: Descriptions of all ranks.
-    """
+    """Returns a text about the first setting that differs between ranks, or None."""
     first = descriptions[0]
     same_python = all(other[_PYTHON] == first[_PYTHON] for other in descriptions)
     for rank, other in enumerate(descriptions):
@@ -103,7 +94,6 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 
 def _architecture(model: keras.Model) -> Any:
-    """Returns a description of a model's layers and connections."""
     layers = [] if _is_of_library(type(model)) else keras_model.flatten_layers(model)[1:]
     return [model, *layers]
 
@@ -181,12 +171,7 @@ def _code_of_class(own: type) -> str:
 
 
 def _code_of_function(function: types.FunctionType, depth: int = 3) -> str:
-    """Returns a digest of a function with the functions and numbers in its closure.
-
-    Args:
-        function: The function.
-        depth: How far to follow functions in closures, which may be circular.
-    """
+    """Returns a digest of a function with the functions and numbers in its closure."""
     held = []
     for cell in function.__closure__ or ():
         try:

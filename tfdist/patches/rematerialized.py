@@ -86,14 +86,7 @@ def _with_gradient(
     sources: list[tf.Tensor],
     watching: tf.GradientTape,
 ) -> list[tf.Tensor]:
-    """Returns results whose gradients are those of what `again` computes from sources.
-
-    Args:
-        again: Takes sources, and tensors to wait for.
-        results: Computed before, in the forward pass.
-        sources: What the results were computed from.
-        watching: Has recorded which variables they read.
-    """
+    """Returns results whose gradients are those of what `again` computes from sources."""
     device = results[0].device
 
     def backward(*upstream: tf.Tensor, variables: Sequence[Any] = ()) -> Any:
@@ -153,11 +146,9 @@ class _Values(dict):
         self.read: dict[int, Any] = {}
 
     def add(self, key: int, value: Any) -> None:
-        """Adds an initial value that was read."""
         self.initial[key] = self.read[key] = self[key] = value
 
     def get(self, key: int, default: Any = None) -> Any:
-        """Returns a value, and notes that it was read."""
         value = super().get(key, default)
         if value is not None and value is self.initial.get(key):
             self.read[key] = value
@@ -198,12 +189,7 @@ class _CallResults(NamedTuple):
 
 
 class _CallScope(ReplicaScope):
-    """Keeps the assignments of one call aside; gathers sharded variables in the outer scope.
-
-    Args:
-        values: The values that the call finds.
-        outer: The scope around it.
-    """
+    """Keeps the assignments of one call aside; gathers sharded variables in the outer scope."""
 
     def __init__(self, values: _Values, outer: keras.StatelessScope) -> None:
         super().__init__(collect_losses=outer.collect_losses, initialize_variables=False)
@@ -224,15 +210,7 @@ class _CallScope(ReplicaScope):
 def _called(
     function: Callable[..., Any], args: Any, options: Any, values: _Values, outer: Any
 ) -> _CallResults:
-    """Calls a function in a scope of its own.
-
-    Args:
-        function: A layer's call, or any function.
-        args: Positional arguments.
-        options: Keyword arguments.
-        values: The values of variables that the call finds.
-        outer: The scope around it, which gets none of its assignments and losses.
-    """
+    """Calls a function in a scope of its own."""
     with _CallScope(values, outer) as scope:
         outputs = function(*args, **options)
     updates = [(v, dict.get(values, key)) for key, v in scope.updated.items()]
@@ -271,11 +249,6 @@ def _check_inputs(
     function: Callable[..., Any], num_before: int, sources: Sequence[tf.Tensor]
 ) -> None:
     """Refuses a function that reads tensors besides its inputs, whose gradients would be lost.
-
-    Args:
-        function: The function that was called.
-        num_before: Number of operations in the graph before the call.
-        sources: Its inputs, and the variables that it read.
 
     Raises:
         UnsupportedModelError: It does.

@@ -10,12 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Blocks(NamedTuple):
-    """An executed dataset, in Ray's object store.
-
-    Attributes:
-        refs: References to Arrow tables.
-        sizes: Number of rows of each.
-    """
+    """An executed dataset, in Ray's object store."""
 
     refs: tuple[Any, ...]
     sizes: tuple[int, ...]

@@ -66,11 +66,7 @@ class Host:
         return Node(ray.util.get_node_ip_address(), node_id, (worker_port, rendezvous_port))
 
     def horovod_variables(self, rank_0: str) -> dict[str, str]:
-        """Returns variables of Horovod's Gloo that depend on this node.
-
-        Args:
-            rank_0: Address of rank 0's node, as in the workers' environment.
-        """
+        """Returns variables of Horovod's Gloo that depend on this node."""
         if rank_0 == LOCAL:
             return {}
         return {"HOROVOD_GLOO_IFACE": interface_towards(rank_0)}

@@ -95,13 +95,7 @@ def send_result(pickled: bytes) -> None:
 
 
 class Channel:
-    """The actor's side of the connection. Use it as a context manager.
-
-    Args:
-        function: The pickled function, which is sent to the worker.
-        put: Called with each message, from a thread.
-        datasets: Executed Ray datasets by name, for the worker to read.
-    """
+    """The actor's side of the connection. Use it as a context manager."""
 
     def __init__(
         self,
@@ -172,11 +166,7 @@ class Report(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The return value of the function that `tfdist.ray.train` ran on a worker.
-
-    Attributes:
-        pickled: The value, pickled by cloudpickle.
-    """
+    """The return value of the function that `tfdist.ray.train` ran on a worker."""
 
     pickled: bytes
 

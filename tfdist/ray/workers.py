@@ -158,14 +158,7 @@ def _children(job: Job, hosts: Sequence[_PlacedHost]) -> list[RayChild]:
 
 
 class RayChild(Child):
-    """A worker on a node of a Ray cluster.
-
-    Args:
-        process: What to run.
-        host: The actor that runs it.
-        environ: Variables in addition to those of the process.
-        job: The job, whose streams and `on_message` get the worker's messages.
-    """
+    """A worker on a node of a Ray cluster."""
 
     def __init__(
         self, process: Process, host: _PlacedHost, environ: Mapping[str, str], job: Job

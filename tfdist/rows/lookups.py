@@ -41,12 +41,7 @@ class LookupKind(enum.Enum):
 
 
 def kind_of_lookups(indices: tf.Tensor, analysis: RowAnalysis) -> LookupKind:
-    """Returns the kind of the lookups that a gradient has slices for.
-
-    Args:
-        indices: Indices of the gradient.
-        analysis: Analysis of their graph.
-    """
+    """Returns the kind of the lookups that a gradient has slices for."""
     value = analysis.of(indices)
     if value.is_plain:
         return LookupKind.ALIKE
@@ -133,13 +128,6 @@ class Lookups:
 
 class _Gradients:
     """The `tf.IndexedSlices` of a model's gradients, traced with any number of rows.
-
-    Args:
-        model: A built model.
-        batch: Inputs, and for an overridden `compute_loss` labels and weights; or None.
-
-    Attributes:
-        analysis: The analysis of the graph.
 
     Raises:
         ValueError: The model cannot be traced.

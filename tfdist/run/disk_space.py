@@ -20,10 +20,6 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def probe_space(path: Path, model: Any) -> None:
     """Checks that a folder's disk has enough space for a run, by allocating it temporarily.
 
-    Args:
-        path: The folder.
-        model: The compiled `keras.Model` that will be saved there with its optimizer.
-
     Raises:
         OSError: There is not enough space, or no permission.
     """
@@ -47,10 +43,6 @@ def full_disk_message(error: Exception) -> str:
 
 def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
     """Saves a Keras model, in another folder if the disk is full.
-
-    Args:
-        model: A `keras.Model`.
-        path: The file to write.
 
     Returns:
         The file that was written, and the error if it is not `path`.

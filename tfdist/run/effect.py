@@ -68,9 +68,6 @@ class Watched:
     def unread(self, recipe: Recipe) -> list[str]:
         """Returns the fields of `OF_RECIPES` that the recipe did not read.
 
-        Args:
-            recipe: The recipe, after it made its model and callbacks.
-
         Raises:
             ConfigurationError: A flag or a file set a field that was not read.
         """

@@ -61,10 +61,6 @@ class RunFolder:
     Args:
         location: The path or URL of a folder.
         rank: Rank of this worker. Workers other than the chief write nothing but their logs.
-
-    Attributes:
-        location: The path or URL.
-        path: The local folder to write the files to.
     """
 
     def __init__(self, location: str | Path, rank: int = 0) -> None:

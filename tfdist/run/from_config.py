@@ -123,11 +123,6 @@ def make_checkpoints(
 ) -> Checkpoints | None:
     """Returns how the run is saved, or None if it is not.
 
-    Args:
-        config: Configuration of the run.
-        folder: Folder for its checkpoints, or the URL of one.
-        before_upload: As for `Checkpoints`.
-
     Raises:
         ConfigurationError: The run should resume, but keeps no checkpoints.
     """
@@ -175,13 +170,7 @@ def averages(config: TrainConfig) -> list[Any]:
 
 
 def fit_arguments(config: TrainConfig, data: Any, validation: Any) -> dict[str, Any]:
-    """Returns the keyword arguments of `fit`, besides the data.
-
-    Args:
-        config: The configuration.
-        data: The `tf.data.Dataset` to train on.
-        validation: The one to validate on, or None.
-    """
+    """Returns the keyword arguments of `fit`, besides the data."""
     sizes = schedules.batch_sizes(config)  # one size is the data set's own
     return {
         "epochs": 1 if config.smoke else config.epochs,

@@ -33,12 +33,6 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
     The estimate is a lower bound: one copy of gradients and optimizer state, and the outputs of
     layers with weights, which the backward pass needs. On GPUs, only `--memory` tells how much
     there is.
-
-    Args:
-        config: The configuration.
-        model: The compiled `keras.Model`, built or not.
-        strategy: The strategy.
-        spec: `element_spec` of the data.
     """
     on_gpus = any(name.upper().startswith("GPU") for name in strategy.devices)
     num_parts = strategy.num_replicas if on_gpus else max(1, strategy.group.size)
@@ -87,10 +81,6 @@ def _row_bytes(model: Any, spec: Any) -> int:
 
     The forward pass is traced, which also finds layers within layers and the lengths of sequences.
     A layer with activation checkpointing counts as a whole.
-
-    Args:
-        model: The model.
-        spec: `element_spec` of the data.
     """
     inputs = tf.nest.map_structure(_few_rows, keras.utils.unpack_x_y_sample_weight(spec)[0])
     variables = tf.nest.map_structure(

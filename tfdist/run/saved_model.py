@@ -104,9 +104,6 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
 
     Prints a table of the results.
 
-    Returns:
-        Loss and metrics by name.
-
     Raises:
         TfdistError: There is no such model, or no data to evaluate it on.
     """

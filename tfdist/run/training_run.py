@@ -65,12 +65,6 @@ class Ending:
 class TrainingRun:
     """Data, trainer and run folder of a configuration.
 
-    Args:
-        config: The configuration.
-
-    Attributes:
-        history: History of the training, as `keras.Model.fit` returns it.
-
     Raises:
         TfdistError: The configuration is invalid or not supported.
     """

@@ -213,13 +213,6 @@ def drawn_outputs(
     """Does what `Strategy.outputs` does, with the random numbers of one device.
 
     The seeds advance once per batch, alike on every replica.
-
-    Args:
-        model: The model.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-        fn: Computes the outputs of rows.
-        element: An element of a distributed data set.
     """
     seeds, bucket_bytes = seeds_in_predictions(model), strategy.exchange.bucket_bytes
 

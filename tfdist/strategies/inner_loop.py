@@ -327,9 +327,6 @@ def read_by_host(tensor: tf.Tensor) -> tf.Operation:
 
     TensorFlow's graph optimizer removes an unused copy, or replaces it with a control edge. It
     keeps the data of an assertion, since the assertion may have to print them.
-
-    Args:
-        tensor: A tensor of a graph, of any rank.
     """
     with tf.device(tensor.device):
         first = tf.reshape(tensor, [-1])[:1]

@@ -38,11 +38,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The sizes of the axes of a device mesh.
-
-    Attributes:
-        sizes: Sizes by the name of the axis, from the outer to the inner one.
-    """
+    """The sizes of the axes of a device mesh."""
 
     sizes: Mapping[str, int]
 
@@ -60,12 +56,7 @@ class Mesh:
         return next((name for name in self.sizes if name != "data"), None)
 
     def strategy(self, process_group: str, num_processes: int) -> str:
-        """Returns the name of the strategy that computes on the mesh.
-
-        Args:
-            process_group: `"auto"`, `"horovod"`, or `"tensorflow"`.
-            num_processes: Number of processes that train together.
-        """
+        """Returns the name of the strategy that computes on the mesh."""
         if self.inner is not None:
             return _INNER[self.inner]
         if num_processes == 1:
@@ -75,10 +66,6 @@ class Mesh:
 
     def place(self, process_group: str, num_processes: int) -> Placement:
         """Returns what each of a number of processes does.
-
-        Args:
-            process_group: `"auto"`, `"horovod"`, or `"tensorflow"`.
-            num_processes: Number of processes that train together.
 
         Raises:
             ConfigurationError: These processes cannot form the mesh.

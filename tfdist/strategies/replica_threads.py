@@ -120,7 +120,6 @@ class _Thread:
         return self.reply
 
     def close(self) -> None:
-        """Ends a thread that waits for replicas that failed."""
         self._closing = True
         self._go.release()
         self.thread.join()

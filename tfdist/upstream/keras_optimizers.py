@@ -360,11 +360,6 @@ def leave_out_of_weight_decay(
 
     They are not part of the configuration: `_exclude_from_weight_decay` has keys of `_var_key`,
     `_exclude_from_weight_decay_pattern` has names.
-
-    Args:
-        optimizer: The optimizer to copy from.
-        copied: The optimizer to copy to; it has the same configuration.
-        variables: Pairs of corresponding variables of the two models.
     """
     optimizer = unwrapped(optimizer)
     copied = unwrapped(copied)
@@ -510,12 +505,7 @@ def _clip(optimizer: Any, gradients: list) -> list:
 
 
 def global_norm(optimizer: Any, gradients: list) -> tf.Tensor:
-    """Returns the norm of all gradients together, in the dtype of the first, of full gradients.
-
-    Args:
-        optimizer: The optimizer, which is built.
-        gradients: Tensors, `tf.IndexedSlices`, shards, or None.
-    """
+    """Returns the norm of all gradients together, in the dtype of the first, of full gradients."""
     present = [g for g in gradients if g is not None]
     halves = [_half_square(g) for g in present if not isinstance(g, ShardedGradient)]
     divided = [g for g in present if isinstance(g, ShardedGradient)]

@@ -209,9 +209,6 @@ def workers_on(devices: Sequence[str]) -> Iterator[None]:
     """Makes a `MultiWorkerMirroredStrategy` that is created within the block use these devices.
 
     `CollectiveAllReduceExtended._initialize_local_devices`, which takes all GPUs, or one CPU.
-
-    Args:
-        devices: Names such as `"GPU:1"`, of one kind.
     """
 
     def ours(_: Any, resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
@@ -230,9 +227,6 @@ def ordering_tokens(strategy: tf.distribute.Strategy) -> list[tf.Variable]:
     same token run in the order in which they were traced. NCCL needs one order for all
     collectives of a device (`collective_communicator.cc`), so other collectives on these devices
     have to use the same tokens as the strategy's own.
-
-    Args:
-        strategy: A `MultiWorkerMirroredStrategy`.
     """
     launchers = strategy.extended._cross_device_ops._launchers
     return [launcher._ordering_token for launcher in launchers]
@@ -285,11 +279,7 @@ Dtypes = tuple[tuple[str, str], ...]
 
 
 def dtypes_of(node: Any) -> Dtypes:
-    """Returns the attributes of a node that are dtypes; those of a list share a name.
-
-    Args:
-        node: A `tf.compat.v1.NodeDef`.
-    """
+    """Returns the attributes of a node that are dtypes; those of a list share a name."""
     dtypes = []
     for name, attribute in sorted(node.attr.items()):
         kind = attribute.WhichOneof("value")
@@ -300,12 +290,7 @@ def dtypes_of(node: Any) -> Dtypes:
 
 @functools.cache
 def gpu_kernel(kind: str, dtypes: Dtypes) -> Any:
-    """Returns the definition of a kernel for GPUs that accepts all dtypes of an operation, or None.
-
-    Args:
-        kind: The type of the operation.
-        dtypes: As `dtypes_of` returns them.
-    """
+    """Returns a kernel for GPUs that accepts all dtypes of an operation, or None."""
     accepting = (
         kernel
         for kernel in kernels.get_registered_kernels_for_op(kind).kernel

@@ -129,5 +129,4 @@ def _expand(name: str) -> Iterator[str]:
 
 
 def _first_set(environ: Environ, *names: str) -> str:
-    """Returns the first of the variables that is set, or the last one."""
     return next((name for name in names if name in environ), names[-1])

@@ -79,12 +79,7 @@ class Restarts:
         self.failures = self.preemptions = self.total = 0
 
     def allow(self, failure: Failure, counts: bool = True) -> bool:
-        """Counts a failure, and returns whether to restart.
-
-        Args:
-            failure: A failure or preemption.
-            counts: Whether the failure counts towards the limit.
-        """
+        """Counts a failure, and returns whether to restart."""
         if not self._limit or (counts and not failure.preempted and self.failures == self._limit):
             return False
         self.total += 1

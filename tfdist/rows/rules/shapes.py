@@ -213,13 +213,7 @@ def _reshaped(op: Any, values: Values) -> Dependence:
 
 
 def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependence]) -> bool:
-    """Returns whether a reshape changes only the axis of the rows and those behind it.
-
-    Args:
-        tensor: The tensor.
-        value: Its class.
-        parts: The classes of its new lengths.
-    """
+    """Returns whether a reshape changes only the axis of the rows and those behind it."""
     axis = value.axis
     if not axis or value.parts not in ((), DRAWN) or len(parts) <= axis:
         return False
@@ -239,13 +233,7 @@ def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependenc
 
 
 def _block(entry: tf.TensorShape, new: tf.TensorShape, value: Dependence) -> int | None:
-    """Returns how many leading entries of a reshaped tensor a row has, if that is known.
-
-    Args:
-        entry: Shape of the entries before.
-        new: Shape of the entries after.
-        value: Class of the tensor before.
-    """
+    """Returns how many leading entries of a reshaped tensor a row has, if that is known."""
     if value.factor is None or not (entry.is_fully_defined() and new.is_fully_defined()):
         return None
     per_row, per_entry = math.prod(entry) * value.factor, math.prod(new)

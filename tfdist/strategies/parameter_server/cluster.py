@@ -93,9 +93,6 @@ def _join(cluster: Cluster) -> dict[str, list[str]]:
 def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrategy:
     """Connects this process to a cluster as its chief.
 
-    Args:
-        tasks: Addresses of `"chief"`, `"worker"` and `"ps"`.
-
     Raises:
         ConfigurationError: This process is connected to another cluster.
         ClusterError: A worker or server does not start, or the chief's port is in use.
@@ -178,10 +175,6 @@ def server_options(cluster: Cluster, num_gpus: int) -> tf.compat.v1.ConfigProto:
 
     A worker computes on one GPU. Workers of one host take different ones, as far as there are
     enough; servers take none.
-
-    Args:
-        cluster: As this process sees it.
-        num_gpus: GPUs that this process sees.
     """
     if cluster.task != "worker" or not num_gpus:
         return tf.compat.v1.ConfigProto(device_count={"GPU": 0})
@@ -222,7 +215,6 @@ def _wait_for(addresses: Sequence[str]) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Returns whether a process listens at an address."""
     try:
         with socket.create_connection(split(address), timeout=CHIEF_GONE_SECONDS / 2):
             return True

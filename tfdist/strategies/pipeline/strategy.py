@@ -171,10 +171,6 @@ class StagedVariables(VariableLayout):
     Attributes:
         stages: The stages of the model; None: the shapes of the data are not known yet.
         stages_of: The stages of the calls of each operation, in order.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        planner: Splits models into stages.
     """
 
     are_local = False

@@ -79,13 +79,7 @@ class _Wanted(NamedTuple):
 
 
 class ParameterGather:
-    """Gathers the sharded variables that a replica's forward pass reads.
-
-    Args:
-        graph: The graph of the forward pass; None if it runs eagerly, without buckets.
-        tape: Watches every tensor that is read, if there is one.
-        bucket_bytes: The largest size of a bucket: see `Strategy.bucket_bytes`.
-    """
+    """Gathers the sharded variables that a replica's forward pass reads."""
 
     def __init__(
         self,
@@ -207,13 +201,7 @@ def total_gradient(gradients: list[Any], variable: ShardedVariable) -> Any:
 def _wanted_again(
     graph: tf.Graph, num_before: int, gathered: Sequence[GatheredParameter]
 ) -> list[_Wanted]:
-    """Returns the variables that the operations of the backward pass read, by first use.
-
-    Args:
-        graph: The graph that is being traced.
-        num_before: Number of operations that it had before gradients were computed.
-        gathered: All variables that the forward pass gathered.
-    """
+    """Returns the variables that the operations of the backward pass read, by first use."""
     if not gathered:
         return []
     operations = enumerate(graph.get_operations())

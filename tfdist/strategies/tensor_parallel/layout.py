@@ -127,12 +127,7 @@ def _without_shared(chosen: Sequence[Split], found: Sequence[keras.layers.Layer]
 
 
 def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Split]:
-    """Returns the first way of each layer, or the way by row if all its inputs are slices.
-
-    Args:
-        ways: The ways in which layers can be split, by the layer's id, the best first.
-        calls: The calls of a forward pass.
-    """
+    """Returns the first way of each layer, or the way by row if all its inputs are slices."""
     kinds: dict[int, str] = {}
     made: dict[int, bool] = {}  # by the number of a tensor: whether it exists in slices
     for call in calls:
@@ -170,10 +165,6 @@ def _stays_in_parts(layer: Any) -> bool:
 
 def by_rules(ways: Mapping[int, list[Split]], rules: Rules) -> list[Split]:
     """Returns the ways that follow the rules; layers that no rule names stay whole.
-
-    Args:
-        ways: As for `automatic`.
-        rules: Which axes of weights to split.
 
     Raises:
         ConfigurationError: A rule cannot be followed.

@@ -152,16 +152,7 @@ class TensorParallel(Strategy):
 
 
 class SlicedVariables(VariableLayout):
-    """Slices of the weights of split layers, one on each device; what stays whole is on the first.
-
-    Attributes:
-        layouts: How each model is split.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        rules: As `layout` of `TensorParallel`.
-        smallest: As for `TensorParallel`.
-    """
+    """Slices of split layers' weights, one on each device; what stays whole is on the first."""
 
     are_local = False
 
@@ -233,7 +224,6 @@ class SlicedVariables(VariableLayout):
         return cut
 
     def _put(self, variable: keras.Variable) -> None:
-        """Moves a variable to the first device as a whole."""
         if isinstance(variable, ShardedVariable):  # it could be split before
             keras_variables.unite(variable, self._host)
         keras_model.move(variable, self._devices[0])
@@ -263,7 +253,6 @@ class SlicedVariables(VariableLayout):
 
 
 def _or_none(gradient: Any) -> Any:
-    """Returns a gradient; None if no slice has one."""
     if isinstance(gradient, ShardedGradient) and all(piece is None for piece in gradient):
         return None
     return gradient

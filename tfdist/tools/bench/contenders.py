@@ -211,7 +211,6 @@ def _measure_fit(
 
 
 def _measure_call(method: str, case: Case, model: Trainer | keras.Model) -> Measure:
-    """Measures a call of `evaluate` or `predict` of tfdist or Keras."""
     data, call = case.workload.data(), getattr(model, method)
 
     def measure() -> Sample:

@@ -115,11 +115,6 @@ def run(
 def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     """Measures all variants on one case, in turns.
 
-    Args:
-        case: The case to measure.
-        num_rounds: Measurements of each variant.
-        what: The method; see `contenders.available`.
-
     Returns:
         Results for JSON: model, replicas and, for each variant, its times and tfdist's times
         relative to them. A variant that fails has only an `error`.

@@ -66,16 +66,6 @@ class Result(NamedTuple):
 class Study:
     """A study and its folder.
 
-    Args:
-        folder: Folder of the journal and of the runs; is created if it does not exist.
-        dimensions: The flags to search.
-        metric: Name of the metric to optimize.
-        training: Flags that are common to all runs.
-        maximize: Whether higher values of the metric are better.
-        sampler: `"tpe"`, `"random"` or `"grid"`.
-        pruning: Whether to stop runs whose metric is worse than the median.
-        seed: Seed of the sampler.
-
     Raises:
         ConfigurationError: The folder contains a study with other settings or cannot be created,
             or a grid search has a range of floats.
@@ -233,13 +223,6 @@ def search(
     study: Study, program: Sequence[str], trials: int, jobs: int, gpus_per_trial: int
 ) -> None:
     """Runs trials until the study has `trials` runs.
-
-    Args:
-        study: The study.
-        program: Command that trains, without flags.
-        trials: Number of runs of the study.
-        jobs: Number of runs at the same time.
-        gpus_per_trial: GPUs that each run sees; 0: all.
 
     Raises:
         ConfigurationError: A run does not report the metric, or there are too few GPUs.
