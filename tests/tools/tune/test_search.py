@@ -16,7 +16,7 @@ from tests.support import ROOT
 from tests.support.commands import wait_for
 from tfdist.errors import ConfigurationError, LaunchError
 from tfdist.tools.tune import __main__ as tune
-from tfdist.tools.tune import search, study
+from tfdist.tools.tune import search, space, study
 
 #: A training of one epoch with the loss (x - 3)^2, which does not end while `hang-x` exists.
 PROGRAM = """
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(
     folder: str, over: str = "set.x=1:4", sampler: str = "grid", **options: bool
 ) -> study.Study:
-    dimensions = [search.parse(over)]
+    dimensions = [space.parse(over)]
     options = {"maximize": False, "pruning": False} | options
     return study.Study(Path(folder), dimensions, "loss", [], sampler=sampler, seed=0, **options)
 
@@ -188,12 +188,12 @@ def test_flags_of_the_training_without_dashes_name_the_place(
 
 
 def test_values_become_flags() -> None:
-    assert search.flags({"batch_size": "32", "set.width": "8"}) == [
+    assert space.flags({"batch_size": "32", "set.width": "8"}) == [
         "--batch-size=32", "--set", "width=8"
     ]  # fmt: skip
     trial = optuna.trial.FixedTrial({"learning_rate": 0.00123456, "epochs": 3})
-    assert search.parse("learning-rate=log:1e-4:1e-1").suggest(trial) == "0.001235"
-    assert search.parse("--epochs=1:4").suggest(trial) == "3"
+    assert space.parse("learning-rate=log:1e-4:1e-1").suggest(trial) == "0.001235"
+    assert space.parse("--epochs=1:4").suggest(trial) == "3"
     assert search._should_maximize("val_accuracy", "auto")
 
 

@@ -6,17 +6,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
-from tfdist.config import TrainConfig
 from tfdist.console import tables
-from tfdist.errors import ConfigurationError, LaunchError, MissingError, did_you_mean
-
-if TYPE_CHECKING:
-    import optuna
+from tfdist.errors import ConfigurationError, LaunchError, MissingError
+from tfdist.tools.tune import space
 
 DESCRIPTION = "searches the best values of any flags with Optuna, one run per trial; can be resumed"
 
@@ -96,8 +93,8 @@ def run(
         LaunchError: The first runs all fail, or none is complete in the end.
         MissingError: Optuna is not installed.
     """
-    dimensions = [parse(specification) for specification in over]
-    check_training(training)
+    dimensions = [space.parse(specification) for specification in over]
+    space.check_training(training)
     maximize = _should_maximize(metric, mode)
     try:
         from tfdist.tools.tune import study as studies
@@ -157,126 +154,5 @@ def _show(study: Any, metric: str, command: Sequence[str]) -> None:
     )
     if not ended:
         raise LaunchError(f"no run of {study.folder} is complete. Its logs have the reasons.")
-    words = shlex.join([*command, *flags(ended[0].values)])
+    words = shlex.join([*command, *space.flags(ended[0].values)])
     print(f"The best run is {ended[0].folder}. To repeat it:\n    {words}")
-
-
-# ---- the search space ----
-
-
-_HYPERPARAMETER = "set."
-#: Fields that the search sets itself, or that do not affect training.
-_NOT_SEARCHED = {"run_dir", "resume", "evaluate", "data_dir", "set", "smoke", "verbose"}
-_SYNTAX = "FLAG=A,B,C or FLAG=LOW:HIGH or FLAG=log:LOW:HIGH"
-
-
-class Dimension(NamedTuple):
-    """A flag and the values to try.
-
-    Attributes:
-        name: A field of `TrainConfig`, or `set.NAME` for a hyperparameter of the recipe.
-        choices: The values to choose from; empty for a range.
-        low: Lower end of a range, inclusive. A range between two integers has integers only.
-        high: Upper end of a range, inclusive.
-        log: Whether values are sampled on a logarithmic scale.
-    """
-
-    name: str
-    choices: tuple[str, ...] = ()
-    low: float = 0
-    high: float = 0
-    log: bool = False
-
-    def suggest(self, trial: optuna.Trial) -> str:
-        """Returns the value of this flag for a trial, as written on the command line."""
-        if self.choices:
-            return str(trial.suggest_categorical(self.name, self.choices))
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return str(trial.suggest_int(self.name, self.low, self.high, log=self.log))
-        return text(trial.suggest_float(self.name, self.low, self.high, log=self.log))
-
-    def all_values(self) -> Sequence[str | int]:
-        """Returns every value, for a grid.
-
-        Raises:
-            ConfigurationError: It is a range of floats.
-        """
-        if self.choices:
-            return self.choices
-        if isinstance(self.low, int) and isinstance(self.high, int):
-            return range(self.low, self.high + 1)
-        raise ConfigurationError(
-            f"--sampler grid: {self.name} is a range of floats. List the values to try, such as "
-            f"--over {self.name}={text(self.low)},{text(self.high)}."
-        )
-
-
-def parse(specification: str) -> Dimension:
-    """Parses a value of `--over`.
-
-    Raises:
-        ConfigurationError: The syntax is invalid, or the flag cannot be searched.
-    """
-    flag, _, values = specification.partition("=")
-    name = flag.strip().lstrip("-").replace("-", "_")
-    if not (name and values):
-        raise ConfigurationError(f"--over {specification}: expected {_SYNTAX}.")
-    fields = [field for field in TrainConfig.model_fields if field not in _NOT_SEARCHED]
-    if not name.startswith(_HYPERPARAMETER) and name not in fields:
-        raise ConfigurationError(
-            f"--over {specification}: {name} is not a flag of python -m tfdist.train, or cannot be "
-            "searched. Use set.NAME for a hyperparameter of the recipe."
-            f"{did_you_mean(name, fields)}"
-        )
-    log = values.startswith("log:")
-    ends = values.removeprefix("log:").split(":")
-    if len(ends) == 1 and not log:
-        return Dimension(name, tuple(value.strip() for value in values.split(",")))
-    try:
-        low, high = map(_number, ends)
-    except ValueError:
-        raise ConfigurationError(f"--over {specification}: expected {_SYNTAX}.") from None
-    if low >= high or (log and low <= 0):
-        raise ConfigurationError(
-            f"--over {specification}: expected LOW smaller than HIGH"
-            f"{', and LOW larger than 0 with log' if log else ''}."
-        )
-    return Dimension(name, (), low, high, log)
-
-
-def flags(values: dict[str, str]) -> list[str]:
-    """Returns flags of `python -m tfdist.train` for a mapping from names to values."""
-    words = []
-    for name, value in values.items():
-        if name.startswith(_HYPERPARAMETER):
-            words += ["--set", f"{name.removeprefix(_HYPERPARAMETER)}={value}"]
-        else:
-            words.append(f"--{name.replace('_', '-')}={value}")
-    return words
-
-
-def check_training(words: Sequence[str]) -> None:
-    """Checks the flags that are common to all trials.
-
-    Raises:
-        ConfigurationError: One of them is set by the search.
-    """
-    for word in words:
-        flag = word.partition("=")[0]
-        if flag in ("--run-dir", "--resume", "--evaluate"):
-            raise ConfigurationError(
-                f"{flag} is not supported: the search chooses and resumes the run folder of each "
-                f"trial. Remove {flag}, and set the folder of the study with --folder."
-            )
-
-
-def text(value: float) -> str:
-    """Formats a number with four digits. The run uses the formatted value, so it is repeatable."""
-    return f"{value:.4g}"
-
-
-def _number(word: str) -> float:
-    try:
-        return int(word)
-    except ValueError:
-        return float(word)

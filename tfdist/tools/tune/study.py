@@ -29,7 +29,7 @@ from tfdist.cluster import gpus
 from tfdist.cluster.launcher import orphans, processes
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, LaunchError
-from tfdist.tools.tune.search import Dimension, flags
+from tfdist.tools.tune.space import Dimension, flags
 from tfdist.tools.tune.trial_process import TrialProcess
 
 _POLL_SECONDS = 0.2
