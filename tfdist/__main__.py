@@ -85,9 +85,6 @@ def _complete() -> list[str]:
 
     Returns:
         The command whose parser completes its flags.
-
-    Raises:
-        SystemExit: The name of a command was completed, or argcomplete is not installed.
     """
     if importlib.util.find_spec("argcomplete") is None:
         raise SystemExit(1)

@@ -136,11 +136,7 @@ class BucketLock:
             time.sleep(_HEARTBEAT_SECONDS / 20)
 
     def _check_conditions(self) -> None:
-        """Checks that the server refuses to create the lock once more.
-
-        Raises:
-            ConfigurationError: It ignores the condition, so that two runs could hold the lock.
-        """
+        """Checks that the server refuses to create the lock once more."""
         try:
             self._path.write_bytes(self._content(), overwrite=False)
         except FileExistsError:
@@ -168,11 +164,7 @@ class BucketLock:
                 self._refreshed = now
 
     def _refresh(self) -> None:
-        """Rewrites the lock.
-
-        Raises:
-            ChangedError: Another run holds the lock.
-        """
+        """Rewrites the lock."""
         self._num_beats += 1
         try:
             self._identity = self._path.replace(self._content(), self._identity)

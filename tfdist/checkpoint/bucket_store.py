@@ -122,11 +122,7 @@ class BucketStore(Store):
         return renamed
 
     def _list_files(self) -> dict[Place, dict[str, int]]:
-        """Returns the file sizes of each folder with a checkpoint's name.
-
-        Raises:
-            UnreadableError: The bucket cannot be listed.
-        """
+        """Returns the file sizes of each folder with a checkpoint's name."""
         files_of: dict[Place, dict[str, int]] = {}
         try:
             sizes = self._root.sizes()

@@ -307,12 +307,7 @@ def damaged_name(place: Place, exists: Callable[[str], bool]) -> str:
 
 
 def _download(url: str, folder: Path, names: Iterable[str]) -> None:
-    """Downloads files of a checkpoint.
-
-    Raises:
-        DamagedError: A file is missing.
-        UnreadableError: The files cannot be transferred.
-    """
+    """Downloads files of a checkpoint."""
     for name in names:
         try:
             (storage.RemotePath(url) / name).download(folder / name)

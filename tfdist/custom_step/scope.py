@@ -295,12 +295,7 @@ def _result(metric: keras.Metric, plain: Callable[[], Any]) -> Any:
 def _apply(
     plain: Callable[..., None], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
-    """Replaces `Optimizer.apply`, also that of a `LossScaleOptimizer`.
-
-    Raises:
-        UnsupportedModelError: The optimizer reads a variable after assigning to it through
-            `Variable.value`.
-    """
+    """Replaces `Optimizer.apply`, also that of a `LossScaleOptimizer`."""
     scope = CustomStepScope.current()
     if scope is None:
         plain(optimizer, grads, trainable_variables)

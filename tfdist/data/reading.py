@@ -188,11 +188,7 @@ def _listed(root: Path) -> str:
 
 
 def _remote(source: AnyPath, data_set: DataSet, split: str) -> AnyPath:
-    """Returns the packed folder of a split in a bucket, beside `source` if that is one split.
-
-    Raises:
-        DataError: There is no packed folder of the split.
-    """
+    """Returns the packed folder of a split in a bucket, beside `source` if that is one split."""
     root = source.parent if (source / _INDEX).is_file() else source
     names = [split] if split != "validation" else [split, "val", "valid"]
     for name in names:
@@ -207,11 +203,7 @@ def _remote(source: AnyPath, data_set: DataSet, split: str) -> AnyPath:
 
 
 def _root(source: Path, data_set: DataSet) -> Path:
-    """Returns the parent folder of the splits, also if `source` is the packed folder of one split.
-
-    Raises:
-        DataError: The folder is packed, and the other split is not beside it.
-    """
+    """Returns the parent of the splits' folders, also if `source` is the packed folder of one."""
     if not (source / _INDEX).is_file():
         return source
     root = source.resolve().parent

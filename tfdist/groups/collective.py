@@ -219,9 +219,6 @@ def _tf_strategy(
         devices: The devices of this worker.
         communication: `"ring"` or `"nccl"`.
         workers: All workers, with their addresses; None if there is only this one.
-
-    Raises:
-        ClusterError: Workers are missing, or TensorFlow has already been initialized.
     """
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=getattr(

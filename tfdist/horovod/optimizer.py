@@ -264,12 +264,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def _check_unsupported(others: Mapping[str, Any]) -> None:
-    """Checks Horovod's further arguments of `DistributedOptimizer`.
-
-    Raises:
-        ConfigurationError: An argument is not the default.
-        TypeError: Horovod has no such argument.
-    """
+    """Checks Horovod's further arguments of `DistributedOptimizer`."""
     for name, value in others.items():
         if name not in _UNSUPPORTED:
             raise TypeError(f"DistributedOptimizer() got an unexpected argument {name!r}.")

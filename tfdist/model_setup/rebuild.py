@@ -209,11 +209,7 @@ def _copy_state(
     copied: keras.optimizers.Optimizer,
     variables: list[tuple[keras.Variable, keras.Variable]],
 ) -> None:
-    """Copies the state of an optimizer, also for weights that were frozen later.
-
-    Raises:
-        ConfigurationError: It has state for weights of another model.
-    """
+    """Copies the state of an optimizer, also for weights that were frozen later."""
     copies = {id(old): new for old, new in variables}
     weights = keras_optimizers.weights_known_to(optimizer)
     if any(id(weight) not in copies for weight in weights):

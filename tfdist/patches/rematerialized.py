@@ -267,11 +267,7 @@ def _check_inputs(
 
 
 def _require(function: Callable[..., Any], holds: bool, reason: str) -> None:
-    """Refuses a function unless a condition holds.
-
-    Raises:
-        UnsupportedModelError: The condition does not hold; the message has the reason.
-    """
+    """Refuses a function unless a condition holds."""
     if holds:
         return
     layer = getattr(function, "__self__", function)

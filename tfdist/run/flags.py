@@ -236,11 +236,7 @@ def _message(detail: Any) -> str:
 
 
 def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
-    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML.
-
-    Raises:
-        ConfigurationError: A flag has an invalid format.
-    """
+    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML."""
     settings: dict[str, Setting] = {}
     for word in words:
         name, is_one, text = word.partition("=")
@@ -252,11 +248,7 @@ def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
 
 
 def _yaml(text: str, place: str) -> Any:
-    """Returns the list or mapping that a text describes.
-
-    Raises:
-        ConfigurationError: The text is not YAML, or describes a Python object.
-    """
+    """Returns the list or mapping that a text describes."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -282,9 +282,6 @@ class RunFolder:
         """Checks that no results would be overwritten, and removes those of a run that restarts.
 
         A smoke run has no results: another one may replace it.
-
-        Raises:
-            ConfigurationError: The folder has another run's results.
         """
         from tfdist.checkpoint.bucket_store import store_at
 
@@ -335,11 +332,7 @@ def _to_resume(config: TrainConfig) -> Path | None:
 
 
 def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
-    """Returns whether a folder has checkpoints of the same configuration.
-
-    Raises:
-        ConfigurationError: They are of another configuration.
-    """
+    """Returns whether a folder has checkpoints of the same configuration."""
     from tfdist.checkpoint.bucket_store import store_at
 
     if not store_at(folder.checkpoints).places():
@@ -353,11 +346,7 @@ def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
 
 
 def _checked_location(location: str) -> str:
-    """Returns a path or URL of an object store without a slash at its end.
-
-    Raises:
-        ConfigurationError: It is another URL.
-    """
+    """Returns a path or URL of an object store without a slash at its end."""
     try:
         return str(storage.at(location))
     except pipelines.DataError:

@@ -270,11 +270,7 @@ def num_steps(data: Any) -> int | None:
 
 
 def _check(module: ModuleType) -> None:
-    """Checks that a module is a recipe.
-
-    Raises:
-        ConfigurationError: It lacks a member, or one of its functions takes other arguments.
-    """
+    """Checks that a module is a recipe."""
     members = ("DEFAULTS", *_FUNCTIONS)
     if missing := [member for member in members if not hasattr(module, member)]:
         raise ConfigurationError(

@@ -237,11 +237,7 @@ def export(names: Sequence[str], model: Path, trained: keras.Model | None = None
 
 
 def _is_file(path: str) -> bool:
-    """Returns whether a path or URL is that of a file, and not of a folder of checkpoints.
-
-    Raises:
-        ConfigurationError: There is neither.
-    """
+    """Returns whether a path or URL is that of a file, and not of a folder of checkpoints."""
     if storage.is_object_store(path):
         try:
             remote = storage.RemotePath(path)

@@ -142,11 +142,7 @@ class SharedTrace:
         return _Traced(function, variables, captured, is_optimized)
 
     def _check_shareable(self, traced: Any) -> None:
-        """Checks that a function has no state except that of variables.
-
-        Raises:
-            NotShareableError: It has.
-        """
+        """Checks that a function has no state except that of variables."""
         graph = traced.graph
         variables = {id(variable.handle) for variable in graph.variables}
         others = [tensor for tensor in traced.captured_inputs if id(tensor) not in variables]

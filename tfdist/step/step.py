@@ -140,11 +140,7 @@ class TrainStep:
 
 @contextmanager
 def _known_assignments(optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> Iterator[None]:
-    """A context that refuses an optimizer that assigns to variables of which replicas have one.
-
-    Raises:
-        UnsupportedModelError: It does.
-    """
+    """A context that refuses an optimizer that assigns to variables of which replicas have one."""
     has_copies_of_all = strategy.variables.are_local and strategy.num_local_replicas > 1
     if is_of_keras(optimizer) or not has_copies_of_all:
         yield

@@ -201,11 +201,7 @@ def _devices(device_mesh: Any) -> list[str]:
 
 
 def _rules(distribution: Any, axis: str) -> dict[str, Sequence[str | None]]:
-    """Returns tfdist's rules for the layout map of a `ModelParallel`.
-
-    Raises:
-        ConfigurationError: A weight is split along another axis than that of the model.
-    """
+    """Returns tfdist's rules for the layout map of a `ModelParallel`."""
     from tfdist.upstream.keras_layers import layout_map_of
 
     rules: dict[str, Sequence[str | None]] = {}

@@ -410,11 +410,7 @@ def _data_folder(command: tuple[str, ...]) -> PurePosixPath | None:
 
 
 def _folder(command: tuple[str, ...], field: str, default: PurePosixPath) -> PurePosixPath | None:
-    """Returns the parent of the folder in a field, or the default if unset, or None for a URL.
-
-    Raises:
-        ConfigurationError: The value is a relative path.
-    """
+    """Returns the parent of the folder in a field, or the default if unset, or None for a URL."""
     setting = settings_file.setting(command, field)
     if setting is None:
         return default

@@ -71,12 +71,7 @@ def _number(option: str, value: Any, default: int) -> int:
 
 
 def _join(cluster: Cluster) -> dict[str, list[str]]:
-    """Runs this process's task, and returns the cluster's addresses if it is the chief.
-
-    Raises:
-        ClusterError: The cluster lacks a task.
-        SystemExit: The task is not the chief's, and the chief is done.
-    """
+    """Runs this process's task, and returns the cluster's addresses if it is the chief."""
     tasks = cluster.tasks()
     if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
         raise ClusterError(
@@ -199,11 +194,7 @@ def _noted(*numbers: signal.Signals) -> list[int]:
 
 @counted()
 def _wait_for(addresses: Sequence[str]) -> None:
-    """Waits until a process listens at each address.
-
-    Raises:
-        ClusterError: At one of them there is none in time.
-    """
+    """Waits until a process listens at each address."""
     deadline = time.monotonic() + RENDEZVOUS_SECONDS
     while silent := [address for address in addresses if not _answers(address)]:
         if time.monotonic() > deadline:

@@ -251,11 +251,7 @@ def _has_gradient(leaf: Any) -> bool:
 
 
 def _random_rows(spec: keras.KerasTensor, num_rows: int) -> tf.Tensor:
-    """Returns rows for a model's input: random floats, integer zeros, or empty strings.
-
-    Raises:
-        ConfigurationError: The shape of the input is not fully known.
-    """
+    """Returns rows for a model's input: random floats, integer zeros, or empty strings."""
     shape = [num_rows, *spec.shape[1:]]
     if None in shape:
         raise ConfigurationError(

@@ -42,12 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify_script(arguments: list[str]) -> int:
-    """Runs a script up to its first trainer's first step, which is compared with plain Keras.
-
-    Raises:
-        SystemExit: The step was compared: code 0 if it matches, 1 if it cannot be compared.
-        ConfigurationError: The script trained nothing.
-    """
+    """Runs a script up to its first trainer's first step, which is compared with plain Keras."""
     from tfdist.loops.self_check import SelfCheck
     from tfdist.upstream.patching import replaced
 
