@@ -29,7 +29,7 @@ class Row(NamedTuple):
 TESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "the loss becomes NaN": (
         "a warning or an error that names step and weight",
-        ("tests/loops/test_non_finite.py",),
+        ("tests/loops/test_observers.py",),
     ),
     "all checkpoints are damaged": (
         "an error that names them; nothing is overwritten",
