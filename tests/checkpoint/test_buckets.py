@@ -15,11 +15,11 @@ from tests.checkpoint.training import repeatable, weights_after
 from tests.support import buckets
 from tests.support.buckets import Fault, Proxy
 from tests.support.training import X, Y
-from tfdist.checkpoint import bucket_lock, manifest
-from tfdist.checkpoint.bucket_store import checkpoints_of, store_at
-from tfdist.checkpoint.lock import lock_of
+from tfdist.checkpoint import lock as lock_module
+from tfdist.checkpoint import manifest
+from tfdist.checkpoint.lock import BucketLock, lock_of
 from tfdist.checkpoint.snapshot import Packed, Snapshot
-from tfdist.checkpoint.store import Place, load
+from tfdist.checkpoint.store import Place, checkpoints_of, load, store_at
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError
 
@@ -130,7 +130,7 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
     (kept,) = folders.not_uploaded_folder(url).iterdir()
     assert str(kept) in str(raised.value)
     load(str(kept))
-    assert not bucket_lock.BucketLock(url).is_held()
+    assert not BucketLock(url).is_held()
 
 
 def test_runs_with_similar_names_have_different_staging_folders() -> None:
@@ -146,7 +146,7 @@ def test_fit_resumes_from_a_bucket(url: str, tmp_path: Path) -> None:
 
 
 def test_lock_is_held_by_one_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 0.1)
     first, second = lock_of(url), lock_of(url)
     first.acquire()
     assert second.is_held()
@@ -163,11 +163,11 @@ def test_lock_is_held_by_one_run(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_clocks_that_differ_do_not_change_whether_a_lock_is_held(
     url: str, monkeypatch: pytest.MonkeyPatch, difference: float
 ) -> None:
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 1000.0)
-    holder, other = bucket_lock.BucketLock(url), bucket_lock.BucketLock(url)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 1000.0)
+    holder, other = BucketLock(url), BucketLock(url)
     holder.acquire()
     clock = SimpleNamespace(time=lambda: time.time() + difference)
-    monkeypatch.setattr(bucket_lock, "time", clock)
+    monkeypatch.setattr(lock_module, "time", clock)
     clock.sleep = lambda _: holder._try_to_refresh()
     assert other.is_held()
     clock.sleep = lambda _: None  # the holder was killed
@@ -178,9 +178,9 @@ def test_clocks_that_differ_do_not_change_whether_a_lock_is_held(
 def test_lock_of_a_run_that_stopped_is_replaced_and_the_old_owner_notices(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 0.5)
-    suspended = bucket_lock.BucketLock(url)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lock_module, "_BUCKET_LEASE_SECONDS", 0.5)
+    suspended = BucketLock(url)
     resumed = threading.Event()
     refresh = suspended._refresh
 
@@ -199,8 +199,10 @@ def test_lock_of_a_run_that_stopped_is_replaced_and_the_old_owner_notices(
         suspended.check()
     suspended.release()
     second.check()
-    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 60.0)  # the server counts whole seconds
-    assert bucket_lock.BucketLock(url).is_held()  # still that of the second
+    monkeypatch.setattr(
+        lock_module, "_BUCKET_LEASE_SECONDS", 60.0
+    )  # the server counts whole seconds
+    assert BucketLock(url).is_held()  # still that of the second
     second.release()
 
 
@@ -208,11 +210,11 @@ def test_run_that_was_suspended_notices_before_its_next_write(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It need not wait for the next time at which it refreshes the lock."""
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 100.0)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 100.0)
     suspended = lock_of(url)
     suspended.acquire()
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lock_module, "_BUCKET_LEASE_SECONDS", 0.5)
     second = lock_of(url)
     second.acquire()
     with pytest.raises(ConfigurationError, match="lost its lock"):
@@ -223,11 +225,11 @@ def test_run_that_was_suspended_notices_before_its_next_write(
 
 
 def test_lock_of_a_killed_process_of_this_host_is_replaced_at_once(url: str) -> None:
-    lock = bucket_lock.BucketLock(url)
+    lock = BucketLock(url)
     lock.acquire()
     content = lock._content().replace(b'"started"', b'"started before"')
     lock._identity = lock._path.replace(content, lock._identity)
-    other = bucket_lock.BucketLock(url)
+    other = BucketLock(url)
     other.acquire()
     other.check()
     other.release()

@@ -14,9 +14,9 @@ import tfdist.ray
 from tests.support.training import build
 from tfdist.errors import ConfigurationError, DataError, LaunchError, Preempted
 from tfdist.loops import interrupts
-from tfdist.ray.blocks import Blocks
 from tfdist.ray.data import share
 from tfdist.ray.placement import connect
+from tfdist.ray.reports import Blocks
 
 NUM_ROWS, BATCH_SIZE = 21, 8
 

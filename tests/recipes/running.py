@@ -10,7 +10,7 @@ import numpy as np
 import tfdist
 from tests.recipes.small import SMALL
 from tfdist.run import flags, from_config, recipe
-from tfdist.run.effect import Watched
+from tfdist.run.from_config import Watched
 from tfdist.trainer import Trainer
 
 

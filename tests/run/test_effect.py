@@ -11,7 +11,7 @@ import pytest
 from tfdist import schedules
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run.effect import OF_RECIPES, Watched, check_spread
+from tfdist.run.from_config import OF_RECIPES, Watched, check_spread
 
 RECIPE: Any = SimpleNamespace(DEFAULTS={"learning_rate": 0.5})
 

@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         if given.action == "export":
             target = Path(given.to)
-            from tfdist.checkpoint.bucket_store import checkpoints_of
             from tfdist.checkpoint.export import export
+            from tfdist.checkpoint.store import checkpoints_of
 
             newest = checkpoints_of(given.path)[0]
             export(newest, target)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.bucket_store import checkpoints_of
+    from tfdist.checkpoint.store import checkpoints_of
 
     rows, problems = [], []
     for checkpoint in checkpoints_of(path):
@@ -73,9 +73,8 @@ def _list(path: str) -> int:
 
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.checkpoint.snapshot import Snapshot
-    from tfdist.checkpoint.store import load
+    from tfdist.checkpoint.store import checkpoints_of, load
 
     path = checkpoints_of(path)[0]
     tables.facts([name, _text(value)] for name, value in manifest.read(path).items())
@@ -90,8 +89,7 @@ def _inspect(path: str) -> int:
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.bucket_store import checkpoints_of
-    from tfdist.checkpoint.store import load
+    from tfdist.checkpoint.store import checkpoints_of, load
 
     num_problems = 0
     for checkpoint in checkpoints_of(path):

@@ -23,13 +23,12 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.checkpoint import joint_save, resume
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.joint_save import JointSave, Target, target_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
-from tfdist.checkpoint.store import BackgroundWriter, Place, Store
+from tfdist.checkpoint.store import BackgroundWriter, Place, Store, store_at
 from tfdist.errors import ConfigurationError, first_line
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts

@@ -23,8 +23,7 @@ from tfdist.cluster.launcher.orphans import marked, watching
 from tfdist.cluster.launcher.plan import LOCAL, Process, Slot
 from tfdist.cluster.launcher.processes import Child, LocalChild, Streams
 from tfdist.cluster.networks import check_own_name, free_ports, interface_towards
-from tfdist.ray.blocks import Blocks
-from tfdist.ray.reports import Channel, End, Line, Message
+from tfdist.ray.reports import Blocks, Channel, End, Line, Message
 
 
 class Node(NamedTuple):

@@ -20,10 +20,9 @@ from tfdist.cluster.launcher.restarts import NO_RESTARTS, Failure
 from tfdist.cluster.messages import secret_environ
 from tfdist.console import threads
 from tfdist.errors import PEER_LOST, TfdistError, first_line
-from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
 from tfdist.ray.placement import Extension, Placement, Resources, reserved
-from tfdist.ray.reports import End, Line, Message
+from tfdist.ray.reports import Blocks, End, Line, Message
 
 _LOG = logging.getLogger("tfdist.launch")
 

@@ -36,8 +36,8 @@ from pipelines import storage
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import remove_interrupted, replacing
 from tfdist.errors import ConfigurationError
-from tfdist.run.disk_space import full_disk_message, probe_space
 from tfdist.run.provenance import software
+from tfdist.run.saved_model import full_disk_message, probe_space
 
 #: Names within a run folder.
 CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
@@ -283,7 +283,7 @@ class RunFolder:
 
         A smoke run has no results: another one may replace it.
         """
-        from tfdist.checkpoint.bucket_store import store_at
+        from tfdist.checkpoint.store import store_at
 
         resume = config.resume
         if config.smoke and self._mirror is None and (_saved(self.path) or {}).get("smoke"):
@@ -333,7 +333,7 @@ def _to_resume(config: TrainConfig) -> Path | None:
 
 def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
     """Returns whether a folder has checkpoints of the same configuration."""
-    from tfdist.checkpoint.bucket_store import store_at
+    from tfdist.checkpoint.store import store_at
 
     if not store_at(folder.checkpoints).places():
         return False

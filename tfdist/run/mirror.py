@@ -1,6 +1,6 @@
 """A run folder in an object store: a local folder whose files are uploaded as the run writes them.
 
-Checkpoints are not among these files: `tfdist.checkpoint.bucket_store` uploads them.
+Checkpoints are not among these files: `tfdist.checkpoint.store` uploads them.
 """
 
 from __future__ import annotations

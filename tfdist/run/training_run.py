@@ -23,7 +23,7 @@ from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.ledger import LedgerLog
 from tfdist.callbacks.loss_spikes import LossSpikes
 from tfdist.callbacks.profile import Profile
-from tfdist.checkpoint.bucket_store import store_at
+from tfdist.checkpoint.store import store_at
 from tfdist.cluster.deadline import seconds_waited
 from tfdist.config import TrainConfig
 from tfdist.console import tables
@@ -32,10 +32,10 @@ from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
 from tfdist.loops.fit import CheckpointHooks
 from tfdist.run import from_config, loggers, memory, recipe, reports, saved_model
-from tfdist.run.disk_space import full_disk_message, save_model
-from tfdist.run.effect import Watched, check_spread
 from tfdist.run.folder import RunFolder
+from tfdist.run.from_config import Watched, check_spread
 from tfdist.run.provenance import provenance
+from tfdist.run.saved_model import full_disk_message, save_model
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy

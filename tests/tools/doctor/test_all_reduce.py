@@ -9,7 +9,7 @@ import pytest
 from tfdist.cluster import membership
 from tfdist.groups import traffic
 from tfdist.tools.doctor import processes
-from tfdist.tools.install_horovod import versions
+from tfdist.tools.install_horovod import requirements
 
 
 def test_each_size_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_detects_workers_started_by_horovod(
     started: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(versions, "horovod", lambda: horovod)
+    monkeypatch.setattr(requirements, "horovod_version", lambda: horovod)
     monkeypatch.setattr(membership, "_discovered", membership.discover)  # again
     monkeypatch.setattr(membership, "_in_use", None)
     for name, value in variables.items():

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.test_mpi import program
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import __main__, build, requirements, versions
+from tfdist.tools.install_horovod import __main__, build, requirements
 
 
 @pytest.fixture
@@ -105,23 +105,23 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_reads_the_tensorflow_version_without_import() -> None:
     import tensorflow as tf
 
-    assert versions.tensorflow() == tf.__version__
+    assert requirements.tensorflow_version() == tf.__version__
 
 
 def test_horovod_for_another_tensorflow_is_incompatible(
     horovod: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert versions.horovod() == "0.28.1"
-    assert versions.horovod_was_built_for() == "2.20.0"
-    assert not versions.horovod_fits()
-    monkeypatch.setattr(versions, "tensorflow", lambda: "2.20.0")
-    assert versions.horovod_fits()
+    assert requirements.horovod_version() == "0.28.1"
+    assert requirements.horovod_was_built_for() == "2.20.0"
+    assert not requirements.horovod_fits()
+    monkeypatch.setattr(requirements, "tensorflow_version", lambda: "2.20.0")
+    assert requirements.horovod_fits()
 
 
 def test_horovod_without_tensorflow_is_incompatible(horovod: Path) -> None:
     horovod.write_text("{}")
-    assert versions.horovod_was_built_for() is None
-    assert not versions.horovod_fits()
+    assert requirements.horovod_was_built_for() is None
+    assert not requirements.horovod_fits()
 
 
 # ---- GPUs ----
@@ -276,6 +276,6 @@ def test_failed_check_prevents_the_build(host: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(build, "wheel", lambda *_, **__: pytest.fail("started to build"))
     monkeypatch.setattr(requirements, "check_compiler", lambda: None)
     # A Horovod for CPUs is installed, which does not satisfy a request for NCCL.
-    monkeypatch.setattr(versions, "horovod_fits", lambda: True)
+    monkeypatch.setattr(requirements, "horovod_fits", lambda: True)
     with pytest.raises(InstallError, match="needs nvcc"):
         __main__.install(mpi="none")

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from pipelines.cores import num_cores
 from tfdist.cluster import networks
 from tfdist.tools.doctor.report import Check
-from tfdist.tools.install_horovod import versions
+from tfdist.tools.install_horovod import requirements
 from tfdist.version import TESTED, __version__, untested
 
 #: Bytes. TensorFlow and its libraries take half of that before a model is built.
@@ -49,8 +49,9 @@ def _requirements() -> list[Requirement]:
 
 
 def _library(required: Requirement) -> Check:
+    is_tensorflow = required.name == "tensorflow"  # which several distributions provide
     name, fix = required.name, f"pip install '{required}'"
-    version = versions.tensorflow() if name == "tensorflow" else versions.of(name)
+    version = requirements.tensorflow_version() if is_tensorflow else requirements.version_of(name)
     if version is None:
         return Check(name, "not installed", "wrong", fix)
     if required.specifier.contains(version, prereleases=True):

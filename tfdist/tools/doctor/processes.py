@@ -17,7 +17,7 @@ from tfdist.cluster import environments, rendezvous
 from tfdist.cluster.launcher import mpirun
 from tfdist.errors import ClusterError, TfdistError
 from tfdist.tools.doctor.report import Check
-from tfdist.tools.install_horovod import requirements, versions
+from tfdist.tools.install_horovod import requirements
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -54,13 +54,13 @@ def _mpi(mpi: mpirun.Mpi | None) -> Check:
 
 
 def _horovod(mpi: mpirun.Mpi | None) -> list[Check]:
-    version = versions.horovod()
+    version = requirements.horovod_version()
     if version is None:
         return [Check("Horovod", "not installed", "missing", _INSTALL)]
-    if not versions.horovod_fits():
-        built_for = versions.horovod_was_built_for()
+    if not requirements.horovod_fits():
+        built_for = requirements.horovod_was_built_for()
         against = f"TensorFlow {built_for}" if built_for else "no TensorFlow"
-        value = f"{version} was built against {against}, not {versions.tensorflow()}"
+        value = f"{version} was built against {against}, not {requirements.tensorflow_version()}"
         return [Check("Horovod", value, "wrong", _INSTALL)]
     try:
         import horovod.tensorflow as hvd
@@ -162,7 +162,7 @@ def all_reduce_checks() -> list[Check]:
 
 def started_by_horovod() -> bool:
     """Returns whether this is one of several processes that Horovod can connect."""
-    if versions.horovod() is None:
+    if requirements.horovod_version() is None:
         return False
     by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun
     others = _others()

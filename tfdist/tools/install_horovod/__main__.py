@@ -12,7 +12,7 @@ from pathlib import Path
 from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.console import command, folders
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import build, requirements, versions
+from tfdist.tools.install_horovod import build, requirements
 
 _DESCRIPTION = "Builds Horovod against the installed TensorFlow and installs it."
 #: Environment variables that affect the build, in addition to all that start with HOROVOD_.
@@ -58,15 +58,15 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
     Raises:
         InstallError: The host lacks a requirement of the build, or the build failed.
     """
-    tensorflow = versions.tensorflow()
+    tensorflow = requirements.tensorflow_version()
     if tensorflow is None:
         raise InstallError(
             "Building Horovod requires TensorFlow. Run pip install tensorflow first."
         )
     # The name of the cache folder depends on the devices, which an installed Horovod does not
     # record.
-    if versions.horovod_fits() and not rebuild and not requirements.gpu_operations():
-        print(f"Horovod {versions.HOROVOD} for TensorFlow {tensorflow} is already installed")
+    if requirements.horovod_fits() and not rebuild and not requirements.gpu_operations():
+        print(f"Horovod {requirements.HOROVOD} for TensorFlow {tensorflow} is already installed")
         return
     chosen = requirements.choose_mpi(mpi)
     folder = _cache_folder(tensorflow, chosen)
@@ -75,8 +75,8 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
         requirements.check_gpu()
         controllers = f"{chosen} and Gloo" if chosen else "Gloo only"
         print(
-            f"building Horovod {versions.HOROVOD} for TensorFlow {tensorflow} with {controllers}: "
-            "about three minutes on two cores, once",
+            f"building Horovod {requirements.HOROVOD} for TensorFlow {tensorflow} with "
+            f"{controllers}: about three minutes on two cores, once",
             flush=True,
         )
         build.wheel(folder, with_mpi=chosen is not None)
@@ -85,7 +85,7 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
     # TensorFlow.
     requirements.pip("install", "--force-reinstall", "--no-deps", wheel)
     requirements.pip("install", wheel)  # its dependencies
-    print(f"Horovod {versions.HOROVOD} is installed; its wheel is cached in {folder}")
+    print(f"Horovod {requirements.HOROVOD} is installed; its wheel is cached in {folder}")
 
 
 def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
@@ -100,7 +100,7 @@ def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
         settings += [] if requirements.of_environment(mpi) else [str(mpi.compiler)]
     python = f"{sys.implementation.cache_tag}-{platform.machine()}"
     digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
-    name = f"horovod-{versions.HOROVOD}-tensorflow-{tensorflow}-{python}-{controllers}-{digest}"
+    name = f"horovod-{requirements.HOROVOD}-tensorflow-{tensorflow}-{python}-{controllers}-{digest}"
     return folders.cache() / name
 
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from pipelines.cores import num_cores
 from tfdist.console import folders
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import requirements, versions
+from tfdist.tools.install_horovod import requirements
 
 #: A setuptools version that supports Horovod's setup.py, and the packages that setup.py requires.
 _BUILD_TOOLS = ("setuptools<70", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
@@ -47,7 +47,7 @@ def wheel(folder: Path, with_mpi: bool) -> None:
         # The build must import TensorFlow. No cache, because pip's does not depend on TensorFlow's
         # version.
         command += ["--no-build-isolation", "--no-cache-dir", "--no-binary=horovod"]
-        command += [f"--wheel-dir={work}", f"horovod=={versions.HOROVOD}"]
+        command += [f"--wheel-dir={work}", f"horovod=={requirements.HOROVOD}"]
         _run(command, _environment(build_tools, with_mpi), folder / "build.log")
         built = next(Path(work).glob("horovod-*.whl"))
         # Renamed atomically, so that other processes never see an incomplete wheel.

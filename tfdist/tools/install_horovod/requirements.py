@@ -1,4 +1,4 @@
-"""The requirements of a Horovod build: pip, a compiler, MPI, and nvcc and NCCL for NVIDIA GPUs.
+"""The requirements of a Horovod build: versions, pip, a compiler, MPI, nvcc and NCCL.
 
 The wheels that `tensorflow[and-cuda]` installs have neither: linkers do not find their NCCL, which
 is named `libnccl.so.2`, and their compiler package contains only ptxas. The searches here follow
@@ -9,12 +9,14 @@ CMake, more places are searched: a failing build is better than refusing one tha
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 from tfdist.cluster.launcher import mpirun
@@ -241,3 +243,48 @@ def _first(names: Iterable[str], folders: Iterable[str]) -> Path | None:
     """Returns the first file with one of the names in one of the folders."""
     files = (Path(folder, name) for name in names for folder in folders)
     return next(filter(Path.exists, files), None)
+
+
+# ---- versions ----
+
+
+#: The last release. `include` has the headers that it lacks for current TensorFlow versions.
+HOROVOD = "0.28.1"
+
+#: Distributions that provide the package `tensorflow`.
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly")
+
+
+def version_of(distribution: str) -> str | None:
+    """Returns the version of an installed distribution, or None."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def tensorflow_version() -> str | None:
+    """Returns the version of the installed TensorFlow, or None."""
+    return next(filter(None, map(version_of, _TENSORFLOWS)), None)
+
+
+def horovod_version() -> str | None:
+    """Returns the version of the installed Horovod, or None."""
+    return version_of("horovod")
+
+
+def horovod_was_built_for() -> str | None:
+    """Returns the TensorFlow that the installed Horovod was built against, or None."""
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or spec.origin is None:
+        return None
+    record = Path(spec.origin).with_name("metadata.json")
+    return json.loads(record.read_text()).get("tensorflow") if record.exists() else None
+
+
+def horovod_fits() -> bool:
+    """Returns whether the installed Horovod was built against the installed TensorFlow.
+
+    They must match, because TensorFlow's C++ interface is not stable between versions.
+    """
+    return horovod_version() == HOROVOD and horovod_was_built_for() == tensorflow_version()
