@@ -69,8 +69,7 @@ CHECK: dict[str, float] = {
     "tests/tools/bench/": 81,
     "tests/benchmarks/": 12,
     "tests/studies/faults/test_faults.py": 30,
-    "tests/checkpoint/test_buckets.py": 15,
-    "tests/checkpoint/test_clouds.py": 20,
+    "tests/checkpoint/test_buckets.py": 35,
     "tests/checkpoint/test_resume.py::test_accumulated_gradients_are_restored": 15.1,
     "tests/checkpoint/test_resume.py::test_data_position_is_restored": 13.6,
     "tests/custom_step/test_models.py": 60,
@@ -190,7 +189,7 @@ CHECK_PARAMETERS: dict[str, tuple[str, ...]] = {
         *(".weights.h5",),
     ),
     "tests/trainer/test_files.py::test_tensorboard": ("2",),
-    "tests/trainer/test_patches.py::test_nothing_stays_patched": ("one_device", "sharded"),
+    "tests/trainer/test_model.py::test_nothing_stays_patched": ("one_device", "sharded"),
 }
 
 #: Parameters of tests that only `make long` runs; the others of the same test find most faults.

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from pipelines import object_store, storage
 from tests.studies.joint_kills import num_unlisted
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 from tfdist.checkpoint import joint_save, manifest
 from tfdist.checkpoint.joint_save import JointSave, target_at
 from tfdist.checkpoint.resume import read_shards

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packages import needs_mpi
+from tests.support.commands import needs_mpi
 from tests.support.starting import ENVIRON, run
 from tfdist.cluster import Cluster, exchange_addresses, record
 from tfdist.cluster.launcher import mpirun

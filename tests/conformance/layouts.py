@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support.packages import require_horovod
+from tests.support.commands import require_horovod
 from tfdist.cluster import is_chief
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import LaunchError, TfdistError

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.graphs import ancestors
+from tests.support.numbers import ancestors
 from tfdist import strategies
 from tfdist.groups import buckets, traffic
 from tfdist.groups.fusion import FUSION_LIMIT, fused, in_chunks

@@ -219,9 +219,7 @@ class DataHandler:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores the `state` of another handler of the same data."""
-        # Checkpoints of earlier versions have other names for two of the values.
-        within_pass = state.get("within pass", state.get("goes on", False))
-        self._unused = state.get("unused passes", state.get("in vain", 0))
+        within_pass, self._unused = state["within pass"], state["unused passes"]
         self._order.restore(state["order"])
         self._reset_for_fit()
         for _ in range(state["pass"] + (not within_pass)):
@@ -233,7 +231,7 @@ class DataHandler:
         for _ in range(self._unused):
             self._order.begin_unused()
         self._pass, self._iterator = state["pass"], None
-        self._resume_from = {**state, "within pass": within_pass}
+        self._resume_from = state
 
     def num_left(self, num_done: int, requested: int, at_once: int = 1) -> int:
         """Returns how many of the `requested` steps an epoch has left after `num_done` steps.

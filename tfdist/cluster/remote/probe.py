@@ -49,7 +49,7 @@ class Lost(NamedTuple):
         )
 
 
-def answers(server: str) -> bool:
+def answers(server: str, seconds: float = _ANSWER_SECONDS) -> bool:
     """Tells whether a server answers.
 
     Raises:
@@ -58,7 +58,7 @@ def answers(server: str) -> bool:
     try:
         host, _, port = server.rpartition(":")
         endpoint = host.removeprefix("[").removesuffix("]"), int(port)
-        with socket.create_connection(endpoint, _ANSWER_SECONDS) as connection:
+        with socket.create_connection(endpoint, seconds) as connection:
             connection.sendall(_GREETING)
             if not connection.recv(1):
                 raise ConnectionResetError(f"{server} closed the connection")
