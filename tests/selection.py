@@ -45,7 +45,7 @@ QUICK: dict[str, float] = {
     "tests/run/test_catalogue.py": 0.1,
     "tests/run/test_flags.py": 5,
     "tests/script/test_processes.py::test_launcher_runs_plain_scripts_under_tfdist_script": 0.1,
-    "tests/strategies/tensor_parallel/test_rules.py": 0.1,
+    "tests/strategies/tensor_parallel/test_layout.py": 0.1,
     "tests/strategies/pipeline/test_bubble.py": 0.1,
     "tests/strategies/test_declaration.py": 1,
     "tests/test_config.py": 2.2,

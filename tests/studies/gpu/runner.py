@@ -17,8 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.studies.gpu.checks import Check
-from tests.studies.gpu.host import Host
+from tests.studies.gpu.checks import Check, Host
 from tests.support import ROOT
 
 _COLORS = {"passed": "green", "failed": "red", "timed out": "magenta", "skipped": "yellow"}
