@@ -116,12 +116,6 @@ def run(
 def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str, Any]:
     """Returns the bytes that a variant holds, and that each process sends per step.
 
-    Args:
-        contender: A name out of `CONTENDERS`.
-        weights: Approximate number of weights.
-        layers: Number of layers.
-        devices: Number of replicas; one_device has one.
-
     Raises:
         LaunchError: The training failed.
     """

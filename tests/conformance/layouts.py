@@ -129,11 +129,6 @@ class AnsweringPool(WorkerPool):
 
     `ask` returns the `Answer` of each. The running test is skipped if they need Horovod and it is
     not installed.
-
-    Args:
-        layout: Layout of the processes.
-        make_handler: As in `WorkerPool`.
-        arguments: Arguments of `make_handler`.
     """
 
     def __init__(

@@ -16,12 +16,6 @@ from tfdist.trainer import Trainer
 def two_steps(name: str, strategy: str, devices: int, data_dir: str) -> Trainer:
     """Trains a recipe for two steps and one of validation.
 
-    Args:
-        name: Name of the recipe.
-        strategy: Name of the strategy.
-        devices: Number of devices of this process.
-        data_dir: Folder of the recipes' data.
-
     Returns:
         The trainer, whose `model.history` is that of the training.
     """

@@ -75,11 +75,7 @@ def of_workers(strategy: str) -> Iterator[Row]:
 
 
 def of_tests(folder: Path) -> Iterator[Row]:
-    """Yields the attacks that other tests make.
-
-    Args:
-        folder: For the report of pytest.
-    """
+    """Yields the attacks that other tests make."""
     for attack, (expected, tests) in TESTS.items():
         passed, seen = _outcome(tests, folder / "report.xml")
         yield Row(attack, expected, seen, passed)

@@ -38,12 +38,7 @@ class Check:
     seconds: float = 1800.0
 
     def reason_to_skip(self, host: Host, has_horovod: bool) -> str:
-        """Returns why this check cannot run here; empty if it can.
-
-        Args:
-            host: The devices.
-            has_horovod: Whether there is a Horovod that can sum over these devices.
-        """
+        """Returns why this check cannot run here; empty if it can."""
         if host.num_devices < self.fewest_devices:
             return f"needs {self.fewest_devices} GPUs, {host.num_devices} here"
         if self.needs_horovod and not has_horovod:
