@@ -19,7 +19,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from pipelines import storage
 from pipelines.console import command_line
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format import record_file
 from pipelines.format.index import Index, load_index
 from pipelines.storage import AnyPath
@@ -159,7 +159,7 @@ def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
     try:
         return [batch.tolist() for batch in dataset.as_numpy_iterator()]
     except tf.errors.OpError as error:
-        raise DataError(str(error.message).partition("\n")[0]) from None
+        raise DataError(cause_of(error)) from None
 
 
 def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:

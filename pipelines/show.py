@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from pipelines import storage
 from pipelines.console import command_line
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format import record_file
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, load_index
@@ -182,8 +182,9 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
         try:
             example = decode(tf.constant(record), displayed)
         except tf.errors.InvalidArgumentError as error:
-            problem = str(error.message).partition("\n")[0]
-            raise DataError(f"feature {image.name!r}: {problem}; see pipelines.verify") from None
+            raise DataError(
+                f"feature {image.name!r}: {cause_of(error)}; see pipelines.verify"
+            ) from None
         images.append(example[image.name].numpy())
         captions.append(_format_value(example[label.name].numpy(), label) if label else "")
     _save_sheet(images, captions, path)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from pipelines.errors import DataError
 from pipelines.format.feature import Encoding, Feature, image_format
+from pipelines.sources.images import DAMAGE
 from pipelines.storage import AnyPath
 
 _DTYPES = {"bytes_list": "string", "float_list": "float32", "int64_list": "int64"}
@@ -51,17 +52,15 @@ class FeatureStatistics:
     bits: int = 8
     sizes: set[tuple[int, int]] = field(default_factory=set)
 
-    def add(self, feature: Any) -> None:
-        """Adds one `tf.train.Feature`."""
+    def add(self, feature: Any) -> bool:
+        """Adds one `tf.train.Feature`, and returns whether it has an image that is damaged."""
         kind = feature.WhichOneof("kind")
         values = getattr(feature, kind).value if kind else ()
         self.num_records += 1
         self._add_length(len(values), len(values))
         if values:
             self.kinds.add(kind)
-        if kind == "bytes_list":
-            for value in values:
-                self._add_bytes(value)
+        return kind == "bytes_list" and not all([self._add_bytes(value) for value in values])
 
     def merge(self, other: FeatureStatistics) -> None:
         """Adds the statistics of other records."""
@@ -82,7 +81,7 @@ class FeatureStatistics:
         shape: tuple[int | None, ...] = (low,) if low == high else (None,)
         shape = () if shape == (1,) else shape
         formats = {f for f in self.formats if f}
-        if shape == () and len(formats) == 1 and self.formats == formats:
+        if shape == () and len(formats) == 1 and self.formats == formats and self.channels:
             height, width = next(iter(self.sizes)) if len(self.sizes) == 1 else (None, None)
             return Feature(
                 name=name,
@@ -102,30 +101,32 @@ class FeatureStatistics:
             low, high = min(low, self.lengths[0]), max(high, self.lengths[1])
         self.lengths = (low, high)
 
-    def _add_bytes(self, value: bytes) -> None:
+    def _add_bytes(self, value: bytes) -> bool:
+        """Adds a value, and returns whether it is intact as far as its first bytes tell."""
         encoding = image_format(value)
-        if encoding:
-            try:
-                with Image.open(io.BytesIO(value)) as image:
-                    width, height = image.size
-                    channels = _CHANNELS.get(image.mode, 3)
-                    if image.getexif().get(_ORIENTATION, 1) in range(5, 9):
-                        width, height = height, width
-            except OSError:
-                encoding = None
-            else:
-                channels = 3 if (channels, encoding) == (4, "jpeg") else channels
-                self.channels = max(self.channels, channels)
-                self.bits = max(self.bits, value[_BITS_OF_PNG] if encoding == "png" else 8)
-                if len(self.sizes) < 2:
-                    self.sizes.add((height, width))
         self.formats.add(encoding)
+        if encoding is None:
+            return True
+        try:
+            with Image.open(io.BytesIO(value)) as image:
+                width, height = image.size
+                channels = _CHANNELS.get(image.mode, 3)
+                if image.getexif().get(_ORIENTATION, 1) in range(5, 9):
+                    width, height = height, width
+        except DAMAGE:
+            return False
+        channels = 3 if (channels, encoding) == (4, "jpeg") else channels
+        self.channels = max(self.channels, channels)
+        self.bits = max(self.bits, value[_BITS_OF_PNG] if encoding == "png" else 8)
+        if len(self.sizes) < 2:
+            self.sizes.add((height, width))
+        return True
 
 
-def add_example(seen: dict[str, FeatureStatistics], example: Any) -> None:
-    """Adds every feature of a `tf.train.Example`."""
-    for name, feature in example.features.feature.items():
-        seen.setdefault(name, FeatureStatistics()).add(feature)
+def add_example(seen: dict[str, FeatureStatistics], example: Any) -> list[str]:
+    """Adds every feature of a `tf.train.Example`, and returns those with a damaged image."""
+    pairs = sorted(example.features.feature.items())
+    return [name for name, f in pairs if seen.setdefault(name, FeatureStatistics()).add(f)]
 
 
 def merge(seen: dict[str, FeatureStatistics], other: Mapping[str, FeatureStatistics]) -> None:

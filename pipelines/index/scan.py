@@ -7,7 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, sha256_of
 from pipelines.format.record_file import Compression
 from pipelines.index import infer
+from pipelines.sources.account import Account
 from pipelines.storage import AnyPath, RemotePath
 
 _OF_SHARDS = re.compile(r"(\d+)-of-(\d+)")
@@ -43,15 +44,21 @@ class _Contents:
         shard: Description of the file.
         offsets: Offset of each record in the uncompressed file.
         seen: Statistics of each feature.
+        account: What is not as in other records.
     """
 
     shard: Shard
     offsets: np.ndarray
-    seen: dict[str, infer.FeatureStatistics] = field(default_factory=dict)
+    seen: dict[str, infer.FeatureStatistics]
+    account: Account
 
 
 def make_index(
-    files: Sequence[AnyPath], directory: AnyPath, declared: Sequence[Feature], num_workers: int
+    files: Sequence[AnyPath],
+    directory: AnyPath,
+    declared: Sequence[Feature],
+    num_workers: int,
+    account: Account,
 ) -> tuple[Index, np.ndarray]:
     """Scans shards and returns their index and the offsets of their records.
 
@@ -60,6 +67,7 @@ def make_index(
         directory: The folder of the index.
         declared: Features declared by the user, which replace the inferred ones.
         num_workers: Number of processes that read.
+        account: Gets what is found in the records.
 
     Returns:
         The index, and the offset of each record in its uncompressed file, shard by shard. Nothing
@@ -85,10 +93,13 @@ def make_index(
         num_records=None,
     )
     shards = tuple(content.shard for content in contents)
+    account.use("examples", sum(shard.num_records for shard in shards))
+    for content in contents:
+        account.merge(content.account)
     digest = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()[:16]
     index = Index(
         source=f"TFRecord files {digest}",
-        features=_features(contents, files[0].parent, declared),
+        features=_features(contents, files[0].parent, declared, account),
         compression=compression,
         shards=shards,
     )
@@ -151,12 +162,13 @@ def _compression(path: AnyPath) -> Compression | None:
 
 
 def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:
-    offsets: list[int] = []
+    offsets, account = list[int](), Account()
     seen: dict[str, infer.FeatureStatistics] = {}
     for record in record_file.intact_records(file.path, file.compression):
-        infer.add_example(
-            seen, parse_message(record.data, f"{file.path}: record at byte {record.offset}")
-        )
+        example = parse_message(record.data, f"{file.path}: record at byte {record.offset}")
+        for name in infer.add_example(seen, example):
+            change = f"have a damaged image as {name!r}"
+            account.change("examples", change, f"{file.name}: record {len(offsets)}", guessed=True)
         offsets.append(record.offset)
         if len(offsets) % _NUM_BETWEEN_REPORTS == 0:
             advance(_NUM_BETWEEN_REPORTS)
@@ -167,11 +179,11 @@ def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:
         num_bytes=storage.num_bytes(file.path),
         sha256=sha256_of(file.path),
     )
-    return _Contents(shard, np.array(offsets, np.int64), seen)
+    return _Contents(shard, np.array(offsets, np.int64), seen, account)
 
 
 def _features(
-    contents: Sequence[_Contents], folder: AnyPath, declared: Sequence[Feature]
+    contents: Sequence[_Contents], folder: AnyPath, declared: Sequence[Feature], account: Account
 ) -> tuple[Feature, ...]:
     seen: dict[str, infer.FeatureStatistics] = {}
     for content in contents:
@@ -192,4 +204,9 @@ def _features(
                 f"--features: no record has {feature.name!r}; the records have {list(features)}"
             )
         features[feature.name] = feature
+    for name, feature in features.items():
+        others = {f or "no image" for f in seen[name].formats}
+        if feature.encoding == "bytes" and len(others) > 1:
+            what = f"stored as bytes, because they are {' and '.join(sorted(others))}"
+            account.change("features", what, name, guessed=True)
     return tuple(features.values())

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines import storage
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format import offsets
 from pipelines.format.examples import decode
 from pipelines.format.index import Index, check_shards, load_index
@@ -193,6 +193,28 @@ class Folder:
             Record(*self._position(int(record.numbers)), record.serialized.numpy())
             for record in records
         ]
+
+    def problem(
+        self, make: Callable[[tf.Tensor, tf.Tensor], Any], epoch: int, begin: int, size: int
+    ) -> str | None:
+        """Returns which of some records `make` fails for, and why; None if it fails for none.
+
+        Args:
+            make: Function of a serialized record and its seed.
+            epoch: The epoch.
+            begin: Number of its records before them.
+            size: Number of records.
+        """
+        make, seed = tf.function(make), order.epoch_seed(self.seed, tf.constant(epoch, tf.int64))
+        records = self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size)
+        for record in records:
+            try:
+                make(record.serialized, order.example_seeds(seed, record.numbers))
+            except tf.errors.OpError as error:
+                file, position = self._position(int(record.numbers))
+                skip = "; repair it, or skip it with on_corrupt='skip'" if self._images else ""
+                return f"{file}: record {position}: {cause_of(error)}{skip}"
+        return None
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the records of epochs with their seeds.

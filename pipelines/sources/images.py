@@ -39,7 +39,7 @@ _DEFAULT_QUALITY = 95
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY = ("1", "L", "I", "LA")
 #: What Pillow raises for damaged files.
-_DAMAGE = (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+DAMAGE = (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 #: The largest height and width of a JPEG.
 _LARGEST_SIDE = 65_500
 _ORIENTATION = 0x0112  # of EXIF
@@ -156,7 +156,7 @@ class ImageCoding(BaseModel):
                 return self._write(self._resize(self._with_bits(upright, bits, name), name))
         except DataError:
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _unreadable(name, error) from None
 
     def _keeps(self, image: Image.Image) -> bool:
@@ -347,7 +347,7 @@ def _is_image(path: AnyPath) -> bool:
     try:
         with path.open("rb") as file, Image.open(file, formats=_PILLOW_FORMATS):
             return True
-    except _DAMAGE:
+    except DAMAGE:
         return False
 
 
@@ -426,7 +426,7 @@ def _sample(
                 bits.add(_bits(image, file.read(_PNG_HEADER)) if image.format == "PNG" else 8)
         except (DataError, FileNotFoundError):
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             if not skip_damaged:
                 raise _unreadable(str(path), error) from None
     return (1 if channels == {1} else 3), (16 if 16 in bits else 8)

@@ -109,6 +109,10 @@ class DataOrder:
         state = input_data.iterator_state(iterator)
         return None if state is None else {"kind": _kind(self._distributed), "state": state}
 
+    def problem(self, number: int, batch: int, num_batches: int) -> str | None:
+        """Returns which record of some batches of a pass cannot be read, if the data tell it."""
+        return None
+
     def state(self) -> dict[str, Any]:
         """Returns the state that determines the order of a pass of given number, as JSON values."""
         return {}
@@ -225,6 +229,9 @@ class PipelineOrder(NumberedOrder):
         self._where = (self._before + number, batch)
         self._restart.num_iterations = self._before + number + 1
         return iter(self._distributed)
+
+    def problem(self, number: int, batch: int, num_batches: int) -> str | None:
+        return self._restart.problem(self._before + number, batch, num_batches)
 
     def state(self) -> dict[str, Any]:
         return {"before": self._before}

@@ -128,7 +128,8 @@ def run(
         for observer in observers:
             observer.begin_call(step)
         per_call.begin_call()
-        result, call_logs = steps(iterator, num_steps)
+        with data.naming_records(step, num_steps):
+            result, call_logs = steps(iterator, num_steps)
         seconds = per_call.end_call(result.num_steps)
         last = per_call.last_step(step, result.num_steps)
         step += result.num_steps

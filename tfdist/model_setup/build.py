@@ -102,7 +102,7 @@ def build_for_training(
             keras_optimizers.check_lists_of_variables(model)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(out_of_memory_message(error)) from error
-    except UnsupportedModelError:
+    except (DataError, UnsupportedModelError):
         raise
     except Exception as error:
         raise DataError(mismatch_message(model, element_spec, error)) from error

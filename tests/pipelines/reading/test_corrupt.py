@@ -6,13 +6,18 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import pipelines
+import tfdist
 from pipelines.format import record_file
+from pipelines.format.encoding import encode
+from pipelines.index.__main__ import main as index
 from pipelines.reading.blocks import records_per_block
 from pipelines.verify import main as verify
 from tests.support import numbers, starting
@@ -204,3 +209,29 @@ def test_images_that_cannot_be_decoded_are_skipped(
     assert message.endswith(
         "data-00000-of-00002.tfrecord: record 2: an image cannot be decoded; skipped, 1 so far"
     )
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_buffer": 8}, {"cache": "memory"}])
+def test_record_of_an_image_that_cannot_be_decoded_is_named(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Other tools check no image, and TensorFlow's error names no file. A `Trainer` finds it."""
+    png = [tf.io.encode_png(tf.fill((4, 4, 3), tf.constant(i, tf.uint8))).numpy() for i in range(9)]
+    features = [
+        pipelines.Feature(name="image", dtype="uint8", shape=(4, 4, 3), encoding="png"),
+        pipelines.Feature(name="label", dtype="int64", encoding="list"),
+    ]
+    with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
+        for i, data in enumerate([*png[:7], png[7][:40], png[8]]):
+            writer.write(encode({"image": data, "label": i % 2}, features))
+    assert index([str(tmp_path), "--num-workers", "1"]) == 0
+    data = pipelines.read(tmp_path, 2, seed=1, map_fn=lambda e: (e["image"], e["label"]), **options)
+
+    def build_model() -> keras.Model:
+        layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        return model
+
+    with pytest.raises(tfdist.errors.DataError, match=r"x\.tfrecord: record 7: .*PNG.*skip"):
+        tfdist.Trainer(build_model, strategy="mirrored").fit(data, verbose=0)
