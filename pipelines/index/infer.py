@@ -60,7 +60,10 @@ class FeatureStatistics:
         self._add_length(len(values), len(values))
         if values:
             self.kinds.add(kind)
-        return kind == "bytes_list" and not all([self._add_bytes(value) for value in values])
+        if kind != "bytes_list":
+            return False
+        are_intact = [self._add_bytes(value) for value in values]
+        return not all(are_intact)
 
     def merge(self, other: FeatureStatistics) -> None:
         """Adds the statistics of other records."""

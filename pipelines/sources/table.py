@@ -31,6 +31,8 @@ from pipelines.sources.source import (
     has_files,
     has_suffix,
     is_folder,
+    other_splits,
+    report_alike,
 )
 from pipelines.storage import AnyPath, RemotePath
 
@@ -57,7 +59,7 @@ class Table(Source):
         self._fill, self._label = _parse_fill(options.fill), (label := options.label)
         if len(self) == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
-        self._classes = _classes(self._table, label) if label else ()
+        self._classes = self._class_names(label) if label else ()
         self._names = _class_names(files[0])
         fields = [f.name for f in table_files.schema(files[0]) if table_files.is_image(f)]
         self._images = {name: _coding(self._table[name], options) for name in fields}
@@ -90,6 +92,19 @@ class Table(Source):
                     place = self._rows.locate(int(self._kept[number]))
                     row[name] = coding.encode(row[name], f"{place}: {name}")
                 yield row
+
+    def _class_names(self, label: str) -> tuple[str, ...]:
+        """Returns the classes of all splits, so that a number means the same class in all."""
+        names = _classes(self._table, label)
+        for root, files in other_splits(self._root, SUFFIXES):
+            table = table_files.read(files, root, self._options).table
+            if label in table.column_names:  # else it is a test split without labels
+                absent = {n for n in _classes(table, label) if n} - names
+                change = "have examples in other splits only"
+                self.account.change("classes", change, *sorted(absent))
+                names |= absent
+        report_alike(names, self.account)
+        return tuple(sorted(names))
 
     def _report(self) -> None:
         """Accounts for files, rows and columns."""
@@ -212,7 +227,7 @@ def _coding(column: Any, options: Options) -> images.ImageCoding:
     return images.coding_for(names, options, open_image)
 
 
-def _classes(table: Any, label: str) -> tuple[str, ...]:
+def _classes(table: Any, label: str) -> set[str]:
     if label not in table.column_names:
         raise DataError(f"--label: expected one of {table.column_names}, got {label!r}")
     kind = str(table.schema.field(label).type)
@@ -220,7 +235,7 @@ def _classes(table: Any, label: str) -> tuple[str, ...]:
         raise DataError(
             f"--label: column {label!r} contains {kind}, not class names; pack it without --label"
         )
-    return tuple(sorted(name for name in table[label].unique().to_pylist()))
+    return set(table[label].unique().to_pylist())
 
 
 _NUM_NAMED = 3
