@@ -153,7 +153,6 @@ def check(
 
 
 def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Returns the hashes of one worker's records, batch by batch."""
     import tensorflow as tf
 
     try:
@@ -163,7 +162,6 @@ def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:
-    """Returns the locations of all records by their hashes."""
     import tensorflow as tf
 
     from pipelines.format.examples import decode
@@ -194,7 +192,6 @@ def _records(directory: AnyPath, index: Index) -> Iterator[tuple[str, bytes]]:
 
 
 def _hash(example: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Returns a hash of all features of an example."""
     import tensorflow as tf
 
     values = [tf.io.serialize_tensor(example[name]) for name in sorted(example)]

@@ -69,10 +69,7 @@ def _parser() -> ArgumentParser:
     parser = command_line.parser("show", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
     parser.add_argument(
-        "--to",
-        "--out",
-        metavar="FILE",
-        help="PNG to write; default: DIR.png beside a local folder",
+        "--to", "--out", metavar="FILE", help="PNG to write; default: DIR.png beside a local folder"
     )
     parser.add_argument(
         "--num-images",
@@ -217,7 +214,6 @@ _BACKGROUND, _INK = "white", "black"
 
 
 def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Path) -> None:
-    """Saves images as a square grid."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
     step_x, step_y = _CELL + _MARGIN, _CELL + _CAPTION + _MARGIN
@@ -234,7 +230,6 @@ def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Pat
 
 
 def _cell(image: np.ndarray) -> Image.Image:
-    """Returns an image, with values from 0 to 1, scaled to fit into a cell."""
     pixels = np.round(image * 255).astype(np.uint8)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]

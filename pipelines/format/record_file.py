@@ -314,7 +314,6 @@ def _next_valid(file: BinaryIO, offset: int) -> int | None:
 
 @contextlib.contextmanager
 def _contents(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
-    """Maps a local file into memory, or reads one that is not local."""
     try:
         descriptor = file.fileno()
     except io.UnsupportedOperation:

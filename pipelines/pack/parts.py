@@ -135,12 +135,7 @@ def kubernetes_job(arguments: Sequence[str], num_parts: int, image: str | None) 
         "backoffLimitPerIndex": 3,
         "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
     }
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": _NAME},
-        "spec": spec,
-    }
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": _NAME}, "spec": spec}
     return yaml.safe_dump(job, sort_keys=False)
 
 

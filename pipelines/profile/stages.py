@@ -117,7 +117,6 @@ def _pipelines_by_stage(folder: Folder, size: images.Size) -> dict[str, tf.data.
 
 
 def _rate(dataset: tf.data.Dataset, num_records: int, seconds: float) -> float:
-    """Returns records per second, where each element represents `num_records`."""
     dataset = dataset.prefetch(tf.data.AUTOTUNE).with_options(DEFAULT.options(deterministic=True))
     iterator = iter(dataset)
     next(iterator)

@@ -28,8 +28,7 @@ from pipelines.reading.blocks import (
     records_per_block,
 )
 from pipelines.reading.position import Record
-from pipelines.reading.range_cache import cache_ranges
-from pipelines.reading.read_ahead import Fetch
+from pipelines.reading.read_ahead import Fetch, cache_ranges
 from pipelines.reading.remote_reader import fetch_range, remote_reader, remote_sequential_reader
 from pipelines.reading.tuning import DEFAULT, Tuning
 from pipelines.storage import AnyPath, RemotePath
@@ -293,7 +292,6 @@ def _remote_reader(
 
 
 def _fingerprint(index: Index, ranges: Sequence[ShardRange]) -> str:
-    """Returns a hash of the shards and of the ranges that a pipeline reads."""
     texts = [shard.model_dump_json() for shard in index.shards]
     texts += [f"{shard.name} {start} {stop}" for shard, start, stop in ranges]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -117,8 +117,6 @@ def _reuse_large_buffers() -> None:
 
 
 def _reader(read: Callable[[list[Blocks]], Iterator[Records]]) -> Reader:
-    """Returns a reader that runs a generator for the blocks of each epoch."""
-
     def elements(*columns: np.ndarray) -> Iterator[tuple[Records, bytes]]:
         """Yields an error as the last element, which keeps its message and type in the graph."""
         _reuse_large_buffers()

@@ -116,7 +116,6 @@ def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, 
 
 
 def _kind_of(location: str) -> str:
-    """Detects the format of a location."""
     # A dictionary by module, because a module may have two names.
     kinds = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
     if len(kinds) == 1:

@@ -18,6 +18,7 @@ import charset_normalizer
 
 from pipelines.errors import DataError
 from pipelines.format.record_file import INFLATE_ERRORS
+from pipelines.sources.arrow import pa
 from pipelines.storage import AnyPath
 
 UTF8 = "utf-8"
@@ -140,8 +141,6 @@ def _unpack(mark: bytes, opened: BinaryIO, file: AnyPath) -> bytes:
     unpack: dict[bytes, Any] = {b"\x1f": gzip.open, b"B": bz2.open, b"\xfd": lzma.open}
     if mark[:1] in unpack:
         return bytes(unpack[mark[:1]](opened).read())
-    import pyarrow as pa
-
     return bytes(pa.CompressedInputStream(opened, "zstd").read())
 
 

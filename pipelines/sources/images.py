@@ -141,7 +141,7 @@ class ImageCoding(BaseModel):
                 self._check_channels(image, name)
                 bits = _bits(image, data)
                 is_turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-                is_kept = self._keeps(image) and not is_turned
+                is_kept = self._keeps(image) and not is_turned and not self._is_mask(image)
                 if changes is not None:
                     for change, guessed in self._changes(image, bits, is_turned):
                         changes.change("images", change, item or name, guessed=guessed)
@@ -153,6 +153,8 @@ class ImageCoding(BaseModel):
                         decoding.check(data, self.feature(), name)
                     return data
                 upright = ImageOps.exif_transpose(image)
+                if self._is_mask(image):
+                    upright = Image.fromarray(np.asarray(upright))
                 return self._write(self._resize(self._with_bits(upright, bits, name), name))
         except DataError:
             raise
@@ -162,10 +164,18 @@ class ImageCoding(BaseModel):
     def _keeps(self, image: Image.Image) -> bool:
         return _stored_format(image) == self.format and self.size is self.quality is None
 
+    def _is_mask(self, image: Image.Image) -> bool:
+        """Returns whether an image has class numbers, which its palette shows as colors."""
+        return (
+            image.mode == "P" and image.format == "PNG" and (self.channels, self.size) == (1, None)
+        )
+
     def _changes(
         self, image: Image.Image, bits: int, is_turned: bool
     ) -> Iterator[tuple[str, bool]]:
         """Yields what is done to an image besides resizing, and whether that is a guess."""
+        if self._is_mask(image):
+            yield "stored as the numbers of their palette, without its colors", True
         if is_turned:
             yield "turned upright", False
         if _stored_format(image) != self.format:
@@ -178,7 +188,8 @@ class ImageCoding(BaseModel):
             yield "read without transparency", False
 
     def _check_channels(self, image: Image.Image, name: str) -> None:
-        if self.channels < 3 and not image.mode.startswith(_GRAY):
+        is_gray = image.mode.startswith(_GRAY) or self._is_mask(image)
+        if self.channels < 3 and not is_gray:
             raise DataError(
                 f"{name}: is a color image ({image.mode}), but {self.channels} channel is stored; "
                 "pass --channels 3"

@@ -288,9 +288,7 @@ def list_again() -> None:
 
 
 def read_split(
-    folder: AnyPath,
-    files: Iterable[AnyPath] | None,
-    others: Iterable[tuple[AnyPath, list[Any]]],
+    folder: AnyPath, files: Iterable[AnyPath] | None, others: Iterable[tuple[AnyPath, list[Any]]]
 ) -> None:
     """Chooses one of several splits.
 

@@ -22,6 +22,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
 from pipelines.sources import images, table_files, types
+from pipelines.sources.arrow import pa, pc
 from pipelines.sources.source import (
     Example,
     Options,
@@ -107,7 +108,6 @@ class Table(Source):
         return tuple(sorted(names))
 
     def _report(self) -> None:
-        """Accounts for files, rows and columns."""
         types.report(self.readings, self.account)
         dropped = np.setdiff1d(np.arange(len(self._filled)), self._kept)
         self._rows.report(self.account, without=dropped)
@@ -122,8 +122,6 @@ class Table(Source):
 
         Cells of delimited text are texts, unless the user says what to do with empty ones.
         """
-        import pyarrow.compute as pc
-
         table = self._rows.table
         if unknown := [name for name in self._fill if name not in table.column_names]:
             raise DataError(f"--fill: expected one of {table.column_names}, got {unknown[0]!r}")
@@ -142,7 +140,6 @@ class Table(Source):
 
     @functools.cached_property
     def _kept(self) -> np.ndarray:
-        """The numbers of the rows that are examples."""
         if not self._options.drop_gaps:
             return np.arange(len(self._filled))
         gaps = [column.is_null().to_numpy() for column in self._filled.columns]
@@ -150,7 +147,6 @@ class Table(Source):
 
     @functools.cached_property
     def _table(self) -> Any:
-        """The rows that are examples."""
         if self._options.drop_gaps:
             return self._filled.take(self._kept)
         _check_gaps(self._filled, self._rows)
@@ -215,7 +211,6 @@ def _class_names(file: AnyPath) -> dict[str, tuple[str, ...]]:
 
 
 def _coding(column: Any, options: Options) -> images.ImageCoding:
-    """Returns how the images of a column are stored."""
     names = []
     for number, value in enumerate(column):
         data = bytes(value.as_buffer()[:8])
@@ -242,14 +237,12 @@ _NUM_NAMED = 3
 
 
 def _parse_fill(given: Sequence[str]) -> dict[str, str]:
-    """Parses `COLUMN=VALUE` texts to values by column."""
     if wrong := [words for words in given if "=" not in words]:
         raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")
     return {column: value for column, _, value in (words.partition("=") for words in given)}
 
 
 def _check_gaps(table: Any, rows: table_files.Rows) -> None:
-    """Raises `DataError` if a table has empty cells."""
     gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
     if not gaps:
         return
@@ -263,7 +256,6 @@ def _check_gaps(table: Any, rows: table_files.Rows) -> None:
 
 
 def _check_values(table: Any, file: AnyPath) -> None:
-    """Raises `DataError` if a column has no value at all."""
     names = [n for n in table.column_names if table[n].null_count == len(table) > 0]
     if names:
         what = f"column {names[0]!r} is" if len(names) == 1 else f"columns {names} are"
@@ -272,10 +264,6 @@ def _check_values(table: Any, file: AnyPath) -> None:
 
 
 def _check_lists(table: Any, rows: table_files.Rows) -> None:
-    """Raises `DataError` if a list has elements without a value."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     for name in table.column_names:
         column = table[name].combine_chunks()
         if not pa.types.is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
@@ -289,14 +277,10 @@ def _check_lists(table: Any, rows: table_files.Rows) -> None:
 
 
 def _first_gap(column: Any) -> int:
-    import pyarrow.compute as pc
-
     return int(pc.index(pc.is_null(column), True).as_py())
 
 
 def _with_value(column: Any, name: str, value: str) -> Any:
-    import pyarrow as pa
-
     try:
         return column.fill_null(pa.scalar(value).cast(column.type))
     except pa.ArrowException:

@@ -58,8 +58,6 @@ class TfdsSource(Source):
 
 
 class _ByOffset:
-    """The records of a split in TFRecord files, by number."""
-
     def __init__(self, info: Any, split: str, decoders: Any) -> None:
         self.features, self.full_name = info.features, info.full_name
         self._decoders = decoders
@@ -157,7 +155,6 @@ def _prepared(name: str, data_dir: str | None) -> Any:
 
 
 def _keep_images_encoded(features: Any) -> dict[str, Any]:
-    """Returns decoders that keep single images encoded, nested like the features."""
     from tensorflow_datasets import decode
 
     decoders: dict[str, Any] = {}
@@ -170,7 +167,6 @@ def _keep_images_encoded(features: Any) -> dict[str, Any]:
 
 
 def _flat_features(features: Any, example: Mapping[str, object]) -> tuple[Feature, ...]:
-    """Returns the features of a record."""
     return tuple(_feature(name, feature, example[name]) for name, feature in _leaves(features))
 
 
@@ -186,7 +182,6 @@ def _flat_example(example: Mapping[str, Any], prefix: str = "") -> dict[str, obj
 
 
 def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the flat name and the feature (or its tensor info) of each array."""
     for name, feature in features.items():
         if _is_dict(feature):
             yield from _leaves(feature, f"{prefix}{name}/")
@@ -262,5 +257,4 @@ def _is_kept_image(feature: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Returns whether a value is an array of strings."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "OSU"

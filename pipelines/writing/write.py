@@ -105,7 +105,6 @@ def _write_files(
     num_shards: int,
     source: str,
 ) -> tuple[Index, np.ndarray]:
-    """Writes the shards; returns their index and the offset of each record."""
     paths = [folder / shard_name(i, num_shards) for i in range(num_shards)]
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(path, num_open=num_shards)) for path in paths]

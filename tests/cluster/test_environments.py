@@ -81,20 +81,12 @@ def test_documentation_lists_every_environment() -> None:
             "10.0.0.1:29500",
         ),
         (
-            {
-                "DSTACK_NODE_RANK": "0",
-                "DSTACK_NODES_NUM": "2",
-                "DSTACK_MASTER_NODE_IP": "10.0.0.1",
-            },
+            {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_NUM": "2", "DSTACK_MASTER_NODE_IP": "10.0.0.1"},
             ("dstack", 0, 2),
             "10.0.0.1:29500",
         ),
         (
-            {
-                "LWS_WORKER_INDEX": "1",
-                "LWS_GROUP_SIZE": "2",
-                "LWS_LEADER_ADDRESS": "leader.svc",
-            },
+            {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "leader.svc"},
             ("LeaderWorkerSet", 1, 2),
             "leader.svc:29500",
         ),
