@@ -309,15 +309,34 @@ def _with_partitions(part: _Part, file: AnyPath, root: AnyPath) -> _Part:
     path = str(storage.relative(file, root))
     folders = [folder.partition("=") for folder in path.split("/")[:-1]]
     names = [name for name, equals, _ in folders if name and equals]
-    if not (names := [name for name in names if name not in part.table.column_names]):
+    if not names:
         return part
     partitioning = dataset.HivePartitioning(pa.schema([(name, pa.string()) for name in names]))
     keys = dataset.get_partition_keys(partitioning.parse(path))
     table = part.table
+    added = [name for name in names if name not in table.column_names]
     for name in names:
-        column = pa.array([keys.get(name)] * len(table), pa.string())
-        table = table.append_column(name, column)
-    return part._replace(table=table, cells=part.cells | {*names})
+        if name in added:
+            column = pa.array([keys.get(name)] * len(table), pa.string())
+            table = table.append_column(name, column)
+        elif not _are_all(table[name], keys.get(name)):
+            raise DataError(
+                f"{file}: is in a folder {name}={keys.get(name)}, and has other values in its "
+                f"column {name!r}; rename one of them"
+            )
+    return part._replace(table=table, cells=part.cells | {*added})
+
+
+def _are_all(column: Any, value: str | None) -> bool:
+    """Returns whether all cells have the value of a folder, such as 7 in the folder `month=07`."""
+    if value is None:
+        return int(column.null_count) == len(column)
+    try:
+        if types.is_number(value):
+            return bool(pc.all(pc.equal(column.cast(pa.float64()), float(value))).as_py())
+        return bool(pc.all(pc.equal(column.cast(pa.string()), value)).as_py())
+    except pa.ArrowException:
+        return False
 
 
 def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:

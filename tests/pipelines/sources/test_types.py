@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ def test_parts_are_one_table(tmp_path: Path) -> None:
         (tmp_path / folder / "part.csv").write_text(text)
     rows = opened.examples(opened.source(tmp_path))
     assert [[*row.values()] for row in rows] == [[b"y", 2.5, b"big dog"], [b"x", 1, b"cat"]]
+    (tmp_path / "c" / "month=07").mkdir(parents=True)
+    for cell, problem in (("7", None), ("8", "in a folder month=07, and has other values")):
+        (tmp_path / "c" / "month=07" / "part.csv").write_text(f"a,month\n1,{cell}\n")
+        with pytest.raises(DataError, match=problem) if problem else contextlib.nullcontext():
+            opened.source(tmp_path / "c")
 
 
 def test_types_of_parquet_and_pandas(tmp_path: Path) -> None:
