@@ -107,13 +107,6 @@ def check(
 ) -> list[Epoch]:
     """Reads a folder as several workers would.
 
-    Args:
-        directory: A folder with an index.
-        num_workers: Number of input pipelines that divide the data.
-        batch_size: Records per batch of each worker.
-        num_epochs: Number of epochs to read.
-        shuffle_buffer: Size of the shuffle window in examples.
-
     Returns:
         The records read in each epoch.
 

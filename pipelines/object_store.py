@@ -86,12 +86,7 @@ def library() -> Any:
 
 @functools.cache
 def store_of(root: str, for_uploads: bool = False) -> Any:
-    """Returns the store of a bucket, one per process. Stores in memory live as long as it does.
-
-    Args:
-        root: URL of the bucket.
-        for_uploads: Whether for large uploads, which may take long.
-    """
+    """Returns the store of a bucket, one per process. Stores in memory live as long as it does."""
     library()
     stores = importlib.import_module("obstore.store")
     if root.startswith("memory://"):

@@ -94,11 +94,6 @@ class _Task(NamedTuple):
 def verify(directory: AnyPath, *, decode: bool, num_workers: int) -> list[Findings]:
     """Checks the records of a folder, and its shards against the index.
 
-    Args:
-        directory: A folder with an index.
-        decode: Whether to decode every record, as reading does.
-        num_workers: Number of processes that read.
-
     Returns:
         The findings of each shard, in the order of the index.
 

@@ -174,10 +174,6 @@ def _same_shape(shape: tuple[int, ...], feature: Feature) -> bool:
 def parse_message(data: bytes, name: str) -> Any:
     """Parses a record as a `tf.train.Example` message.
 
-    Args:
-        data: The record's bytes.
-        name: The record's name in the error message.
-
     Raises:
         DataError: The record is not a `tf.train.Example`.
     """

@@ -69,13 +69,6 @@ def make_index(
 ) -> tuple[Index, np.ndarray]:
     """Scans shards and returns their index and the offsets of their records.
 
-    Args:
-        files: The shards of one data set.
-        directory: The folder of the index.
-        declared: Features declared by the user, which replace the inferred ones.
-        num_workers: Number of processes that read.
-        account: Gets what is found in the records.
-
     Returns:
         The index, and the offset of each record in its uncompressed file, shard by shard. Nothing
         is written yet.
@@ -343,10 +336,6 @@ def refine_with_tfds_metadata(
     features: Mapping[str, Feature], folder: AnyPath
 ) -> dict[str, Feature]:
     """Refines inferred features by `features.json`, where the records agree with it.
-
-    Args:
-        features: Inferred features by name.
-        folder: The folder of the shards.
 
     Raises:
         DataError: `features.json` is not valid.

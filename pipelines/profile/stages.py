@@ -60,13 +60,6 @@ def measure(
 ) -> list[Stage]:
     """Measures the stages of reading a folder.
 
-    Args:
-        directory: The folder.
-        batch_size: Records per batch.
-        size: Height and width to which images are cropped and scaled.
-        seconds: Duration of the measurement of each stage.
-        tuning: Performance settings.
-
     Raises:
         DataError: The folder cannot be read.
     """

@@ -180,13 +180,7 @@ class Folder:
         return file, number - int(ends[shard]) + num_records
 
     def batch(self, epoch: int, begin: int, size: int) -> list[Record]:
-        """Returns some records of an epoch with their places.
-
-        Args:
-            epoch: The epoch.
-            begin: Number of its records before them.
-            size: Number of records; fewer at the end of the epoch.
-        """
+        """Returns some records of an epoch with their places."""
         records = self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size)
         return [
             Record(*self._position(int(record.numbers)), record.serialized.numpy())
@@ -196,14 +190,7 @@ class Folder:
     def problem(
         self, make: Callable[[tf.Tensor, tf.Tensor], Any], epoch: int, begin: int, size: int
     ) -> str | None:
-        """Returns which of some records `make` fails for, and why; None if it fails for none.
-
-        Args:
-            make: Function of a serialized record and its seed.
-            epoch: The epoch.
-            begin: Number of its records before them.
-            size: Number of records.
-        """
+        """Returns which of some records `make` fails for, and why; None if it fails for none."""
         make, seed = tf.function(make), order.epoch_seed(self.seed, tf.constant(epoch, tf.int64))
         records = self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size)
         for record in records:

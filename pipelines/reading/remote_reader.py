@@ -70,12 +70,7 @@ def remote_reader(
 
 
 def remote_sequential_reader(compression: Compression, num_together: int) -> Reader:
-    """Returns a reader of compressed remote files, each of which is read from its beginning.
-
-    Args:
-        compression: Compression of the files.
-        num_together: Records per element.
-    """
+    """Returns a reader of compressed remote files, each of which is read from its beginning."""
 
     def read(blocks: list[Blocks]) -> Iterator[Records]:
         for block in blocks:

@@ -406,7 +406,8 @@ def coding_for(
             f"images are stored as jpeg or as png, found {counts}; pass --image-format jpeg or "
             "--image-format png to re-encode the others"
         )
-    channels, bits = _sample(paths, open_file or _opened, skip_damaged=options.skip_damaged)
+    open_file = open_file or (lambda path: io.BytesIO(path.read_bytes()))
+    channels, bits = _sample(paths, open_file, skip_damaged=options.skip_damaged)
     is_kept = image_format == "png" and options.image_size is None
     return ImageCoding.of(
         image_format,
@@ -415,10 +416,6 @@ def coding_for(
         options.quality,
         options.bits or (bits if is_kept else 8),
     )
-
-
-def _opened(path: AnyPath) -> BinaryIO:
-    return io.BytesIO(path.read_bytes())
 
 
 def _sample(

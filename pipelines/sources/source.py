@@ -142,8 +142,11 @@ class Source(abc.ABC):
 
     def __getstate__(self) -> dict[str, object]:
         """Leaves out cached properties, which every worker process computes itself."""
-        kept = vars(self).items()
-        return {name: value for name, value in kept if not _is_cached(type(self), name)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), functools.cached_property)
+        }
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -156,10 +159,6 @@ class Source(abc.ABC):
         Raises:
             DataError: An example cannot be read; the message names the file.
         """
-
-
-def _is_cached(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def fingerprint(paths: Sequence[AnyPath], root: AnyPath, *, contents: bool = False) -> str:

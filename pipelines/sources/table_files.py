@@ -91,7 +91,7 @@ class Rows(NamedTuple):
                 pa.types.is_boolean(column.type) and column.null_count
             ):
                 column = column.cast(pa.float64())
-            elif not _is_numeric(column.type):
+            elif not (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
                 column = column.cast(pa.string()).fill_null("")
             arrays[reading.name] = column.to_numpy()
         return arrays
@@ -355,11 +355,6 @@ def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:
                 f"{one}: has no column {min(missing)!r}, which {another} has. All files of a "
                 "table need the same columns."
             )
-
-
-def _is_numeric(kind: Any) -> bool:
-    types = pa.types
-    return any((types.is_integer(kind), types.is_floating(kind), types.is_boolean(kind)))
 
 
 def _located(files: Sequence[AnyPath], starts: np.ndarray, row: int, *, has_header: bool) -> str:

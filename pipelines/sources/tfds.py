@@ -40,7 +40,8 @@ class TfdsSource(Source):
         self._length = len(self._records)
         if self._length == 0:  # the first example determines the encoding of images
             raise DataError(f"tfds:{name}: split {split!r} is empty")
-        self.features = _flat_features(self._records.features, _flat_example(self._records[0]))
+        first, leaves = _flat_example(self._records[0]), _leaves(self._records.features)
+        self.features = tuple(_feature(name, leaf, first[name]) for name, leaf in leaves)
         prepared = Path(builder.data_dir)
         mark = fingerprint(files_below(prepared), prepared)
         self.description = f"tfds {self._records.full_name}, {split}, {len(self)} examples {mark}"
@@ -164,10 +165,6 @@ def _keep_images_encoded(features: Any) -> dict[str, Any]:
         elif _is_kept_image(feature):
             decoders[name] = decode.SkipDecoding()
     return decoders
-
-
-def _flat_features(features: Any, example: Mapping[str, object]) -> tuple[Feature, ...]:
-    return tuple(_feature(name, feature, example[name]) for name, feature in _leaves(features))
 
 
 def _flat_example(example: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -129,12 +129,7 @@ def _compressor(compression: Compression) -> _Compressor | None:
 
 @contextlib.contextmanager
 def explain_full_disk(directory: AnyPath, then: str) -> Iterator[None]:
-    """Converts the error of a full disk to a `DataError` with a fix.
-
-    Args:
-        directory: The folder that the block writes.
-        then: What to do after some space is free.
-    """
+    """Converts the error of a full disk to a `DataError` with a fix."""
     try:
         yield
     except OSError as error:
