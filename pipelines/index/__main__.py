@@ -22,7 +22,7 @@ from pipelines.format.index import INDEX_NAME
 from pipelines.sources.account import Account, print_account, save_account
 from pipelines.sources.source import list_again, listing
 from pipelines.storage import AnyPath
-from pipelines.writing.publish import write_index
+from pipelines.writing import write_index
 
 #: Files of tensorflow-datasets and of this package, which are no data.
 _METADATA = re.compile(r"(features|dataset_info|account)\.json|.*\.labels\.txt|offsets\.npz")

@@ -31,7 +31,7 @@ from pipelines.sources import open_source
 from pipelines.sources.account import Account, load_account
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
-from pipelines.writing.publish import ShardWriter, existing_index, explain_full_disk, shard_name
+from pipelines.writing import ShardWriter, existing_index, explain_full_disk, shard_name
 
 
 @dataclass(frozen=True)
