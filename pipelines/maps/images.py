@@ -150,8 +150,7 @@ def _scaled(
             lambda: tf.io.decode_jpeg(encoded, channels=3),
             lambda: tf.io.decode_png(encoded, channels=3),
         )
-        window = tf.unstack(_window(begin, region))
-        return tf.image.crop_to_bounding_box(upright.turn(pixels, orientation), *window)
+        return _cut(upright.turn(pixels, orientation), _window(begin, region))
 
     pixels = tf.cond(
         is_jpeg & (orientation == 1),
@@ -177,6 +176,10 @@ def _decode_jpeg_region(
     larger = tf.reduce_min(region / tf.constant(size, tf.float32))
     which = sum(tf.cast(larger >= ratio, tf.int32) for ratio in _RATIOS[1:])
     return tf.switch_case(which, [functools.partial(at, ratio) for ratio in _RATIOS])
+
+
+def _cut(pixels: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    return tf.image.crop_to_bounding_box(pixels, window[0], window[1], window[2], window[3])
 
 
 def _window(begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:

@@ -22,22 +22,14 @@ _MISSING = {
 }
 #: The same, only among numbers.
 _MISSING_NUMBERS = _MISSING | {
-    "?",
-    "-",
-    "--",
-    ".",
-    "none",
-    "missing",
-    "n.a.",
-    "N.A.",
-    "NAN",
-    "Null",
+    *("?", "-", "--", ".", "none", "missing", "n.a.", "N.A.", "NAN", "Null"),
+    *("#DIV/0!", "#NAME?", "#NUM!", "#REF!", "#VALUE!"),  # errors of Excel
 }
 _NUM_NAMED = 6
 _MOST = 0.5  # a column with more numbers may be one of numbers
 _ZONE = r"[0-9]:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9]{2}:?[0-9]{2})$"
 _CURRENCY = r"^[$€£¥]\s*|\s*[$€£¥]$"
-_OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}\b"
+_OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(T|\b)"
 _HEAD = 200  # cells that decide which forms are tried on a whole column
 
 _DIGITS = r"[0-9]+"

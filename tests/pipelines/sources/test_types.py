@@ -44,6 +44,7 @@ def column(path: Path, **options: Any) -> tuple[list[Any], str]:
         ("a,b\n$1.50,x\n$2,y\n", [1.5, 2], "number: .*currency signs removed .*guess"),
         ("a,b\n\u22121.5,x\n2,y\n", [-1.5, 2], "number"),
         ("a,b\n03/04/2020,x\n", ["03/04/2020"], "text: dates in another form .*--column.*guess"),
+        ("a\n2020-01-02T03Z\n2020-01-02T03\n", ["2020-01-02T03Z", "2020-01-02T03"], "text: dates"),
         ("a,b\n9007199254740993,x\n1.5,y\n", ["9007199254740993", "1.5"], "text: .* 53 bits"),
         ("a,b\n2020-01-02,x\n", ["2020-01-02"], "date: all cells are ISO 8601"),
         ("a,b\nNA,1\n,2\nDE,3\n", ["NA", "", "DE"], "text: .*1 empty cells, 1 without .*'NA'"),
