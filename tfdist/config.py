@@ -224,6 +224,9 @@ class Optimization(BaseModel):
         description="activation checkpointing: layers whose activations are recomputed in the "
         "backward pass to save memory: none, all, or a regular expression",
     )
+    offload_activations: bool = Field(
+        False, description="keep activations in host memory until the backward pass"
+    )
     learning_rate: PositiveFloat = Field(1e-3, description="the highest learning rate")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none", description="how to scale the rate with --batch-size over --lr-reference-batch"

@@ -105,6 +105,8 @@ class Trainer:
             `"block_1/dense"`. Layers that `build_model` creates in a `keras.RematScope` are always
             rematerialized.
         recompute: Alias of `remat`.
+        offload_activations: Whether the activations of the training step are in host memory between
+            the forward and the backward pass, at the cost of two copies of each.
         replica_random: Whether each replica uses different random numbers in dropout, noise and
             augmentation. By default, each replica uses its rows of the random numbers of
             single-device training.
@@ -176,6 +178,7 @@ class Trainer:
         verify: Verify = None,
         log_every: int | str | None = None,
         validate_every: int | None = None,
+        offload_activations: bool = False,
     ) -> None:
         if not isinstance(accumulate, int) or accumulate < 1:
             raise ConfigurationError(
@@ -211,7 +214,7 @@ class Trainer:
             strategy.variables.place(self.model)
         options = StepOptions(
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random,
-            gradient_norm=log_every is not None,
+            gradient_norm=log_every is not None, offload_activations=offload_activations,
         )  # fmt: skip
         self._options = options
         functions = CompiledFunctions(self.model, strategy, options)
@@ -542,6 +545,7 @@ class Trainer:
                 "XLA": "forward and backward pass" if self.model.jit_compile else "no",
                 "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
                 "remat": self.remat,
+                "activations": "on the host" if self._options.offload_activations else "on devices",
                 "not exact": self._exactness.reported(),
                 "versions": features.tested(),
                 "verified": self._self_check.status,
@@ -573,6 +577,11 @@ class Trainer:
         self, data: Any, batch_size: int | None, steps: int | None
     ) -> tuple[Callable[[keras.callbacks.CallbackList], Logs], ValidationData | None]:
         """Returns a function that evaluates during training, from the start of the data.
+
+        Args:
+            data: As `validation_data` of `fit`.
+            batch_size: Size of the global batch.
+            steps: Steps per evaluation.
 
         Returns:
             The function, and the data unless an override of `evaluate` reads them.
@@ -606,6 +615,7 @@ class Trainer:
 
 
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    """Checks that an option has one of its values."""
     if value not in choices:
         raise ConfigurationError(f"{option}={value!r}: expected one of {', '.join(choices)}.")
 

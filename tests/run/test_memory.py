@@ -22,7 +22,7 @@ def model() -> keras.Model:
 
 
 SPEC = (tf.TensorSpec((None, 10)), tf.TensorSpec((None, 50)))
-#: Bytes: gradients and two slots of Adam; outputs of the two dense layers for a row.
+#: Bytes: gradients and two slots of Adam; of a row what the second layer reads, and the outputs.
 STATE, ROW = 3 * 4 * (11 * 100 + 101 * 50), 4 * (100 + 50)
 
 

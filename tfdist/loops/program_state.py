@@ -67,7 +67,12 @@ def _is_of_user(module: str | None) -> bool:
 
 
 class ProgramState:
-    """The state of a program between two steps."""
+    """The state of a program between two steps.
+
+    Args:
+        model: A built model.
+        variables: The variables that its steps change.
+    """
 
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
         self._variables: dict[int, Any] = {}

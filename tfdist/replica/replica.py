@@ -102,7 +102,12 @@ class Replica:
         return value * tf.cast(self.fraction, value.dtype)
 
     def if_counted(self, value: tf.Tensor, otherwise: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns what was computed from this replica's rows, or a replacement if it has none."""
+        """Returns what was computed from this replica's rows, or a replacement if it has none.
+
+        Args:
+            value: Computed from the rows.
+            otherwise: The replacement; None for zeros.
+        """
         if self.num_microbatches == 1:
             return value
         return tf.where(
@@ -255,6 +260,7 @@ class StepOptions:
         remat: The layers to rematerialize, as in `Trainer(remat=...)`.
         replica_random: Whether each replica draws its own random numbers.
         gradient_norm: Whether a training step logs the global norm of its gradients.
+        offload_activations: Whether activations are on the host until the backward pass.
     """
 
     accumulate: int = 1
@@ -264,3 +270,4 @@ class StepOptions:
     remat: str = "none"
     replica_random: bool = False
     gradient_norm: bool = False
+    offload_activations: bool = False

@@ -36,8 +36,8 @@ from pipelines import storage
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import remove_interrupted, replacing
 from tfdist.errors import ConfigurationError
+from tfdist.run.disk_space import full_disk_message, probe_space
 from tfdist.run.provenance import software
-from tfdist.run.saved_model import full_disk_message, probe_space
 
 #: Names within a run folder.
 CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
@@ -51,6 +51,7 @@ _METRICS = ("metrics.jsonl", "metrics.csv", "ledger.json", SKIPPED, *_LOGGERS)
 _MAY_DIFFER = (
     {*Spread.model_fields, *StrategyOptions.model_fields, *Saving.model_fields}
     | {"run_dir", "read_ahead", "cache_dir", "compile_cache", "verbose", "accumulate", "remat"}
+    | {"offload_activations"}
     | {"steps_per_call", "run_eagerly", "jit_compile", "max_time", *Outcome.model_fields}
 ) - {"sync_batch_norm", "replica_random"}
 
@@ -61,6 +62,10 @@ class RunFolder:
     Args:
         location: The path or URL of a folder.
         rank: Rank of this worker. Workers other than the chief write nothing but their logs.
+
+    Attributes:
+        location: The path or URL.
+        path: The local folder to write the files to.
     """
 
     def __init__(self, location: str | Path, rank: int = 0) -> None:
@@ -282,8 +287,11 @@ class RunFolder:
         """Checks that no results would be overwritten, and removes those of a run that restarts.
 
         A smoke run has no results: another one may replace it.
+
+        Raises:
+            ConfigurationError: The folder has another run's results.
         """
-        from tfdist.checkpoint.store import store_at
+        from tfdist.checkpoint.bucket_store import store_at
 
         resume = config.resume
         if config.smoke and self._mirror is None and (_saved(self.path) or {}).get("smoke"):
@@ -332,8 +340,12 @@ def _to_resume(config: TrainConfig) -> Path | None:
 
 
 def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
-    """Returns whether a folder has checkpoints of the same configuration."""
-    from tfdist.checkpoint.store import store_at
+    """Returns whether a folder has checkpoints of the same configuration.
+
+    Raises:
+        ConfigurationError: They are of another configuration.
+    """
+    from tfdist.checkpoint.bucket_store import store_at
 
     if not store_at(folder.checkpoints).places():
         return False
@@ -346,7 +358,11 @@ def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
 
 
 def _checked_location(location: str) -> str:
-    """Returns a path or URL of an object store without a slash at its end."""
+    """Returns a path or URL of an object store without a slash at its end.
+
+    Raises:
+        ConfigurationError: It is another URL.
+    """
     try:
         return str(storage.at(location))
     except pipelines.DataError:

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist.config import TrainConfig
 from tfdist.console import units
-from tfdist.upstream import keras_layers
-from tfdist.upstream.keras_model import flatten_layers
+from tfdist.patches.remat import exact_remat
+from tfdist.upstream.tensorflow_graphs import kept_bytes
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -30,16 +30,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> str:
     """Returns a warning if training needs more memory than available; empty if it may fit.
 
-    The estimate is a lower bound: one copy of gradients and optimizer state, and the outputs of
-    layers with weights, which the backward pass needs. On GPUs, only `--memory` tells how much
-    there is.
+    The estimate is a lower bound: one copy of gradients and optimizer state, and what the forward
+    pass keeps for the backward pass. On GPUs, only `--memory` tells how much there is.
+
+    Args:
+        config: The configuration.
+        model: The compiled `keras.Model`, built or not.
+        strategy: The strategy.
+        spec: `element_spec` of the data.
     """
     on_gpus = any(name.upper().startswith("GPU") for name in strategy.devices)
     num_parts = strategy.num_replicas if on_gpus else max(1, strategy.group.size)
     rows = math.ceil(config.batch_size / (num_parts * config.accumulate))
     weights = sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in model.trainable_variables)
     state = weights * (1 + _SLOTS.get(config.optimizer, 0))
-    activations = 0 if config.remat != "none" else rows * _row_bytes(model, spec)
+    is_kept = config.remat == "none" and not config.offload_activations
+    activations = is_kept * rows * _row_bytes(model, spec)
     room = _room(config, on_gpus)
     if room is None or state + activations <= room:
         return ""
@@ -77,50 +83,35 @@ def _cgroup_limits() -> Iterator[int]:
 
 
 def _row_bytes(model: Any, spec: Any) -> int:
-    """Returns the bytes of one row of the outputs of all layers with weights.
+    """Returns the bytes of one row that the forward pass keeps for the backward pass.
 
-    The forward pass is traced, which also finds layers within layers and the lengths of sequences.
-    A layer with activation checkpointing counts as a whole.
+    Args:
+        model: The model.
+        spec: `element_spec` of the data.
     """
     inputs = tf.nest.map_structure(_few_rows, keras.utils.unpack_x_y_sample_weight(spec)[0])
     variables = tf.nest.map_structure(
         lambda variable: tf.TensorSpec(variable.shape, variable.dtype),
         (model.trainable_variables, model.non_trainable_variables),
     )
-    recomputed = [layer for layer in flatten_layers(model) if keras_layers.is_in_remat_scope(layer)]
-    found: dict[int, int] = {}
-    enclosing: list[Any] = []  # layers with activation checkpointing around the current call
-
-    def measured(call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-        is_whole = any(layer is other for other in recomputed)
-        enclosing.extend([layer] * is_whole)
-        outputs = call(layer, *args, **kwargs)
-        del enclosing[len(enclosing) - is_whole :]
-        is_leaf = isinstance(layer, keras.layers.Layer) and len(flatten_layers(layer)) == 1
-        if not enclosing and (is_whole or (is_leaf and layer.weights)):
-            size = sum(map(_num_bytes, tf.nest.flatten(outputs)))
-            found[id(layer)] = max(size, found.get(id(layer), 0))
-        return outputs
+    kept = 0
 
     @tf.function(autograph=False)
-    def forward(weights: Any, x: Any) -> None:
-        model.stateless_call(*weights, x, training=True)
+    def forward_backward(weights: Any, x: Any) -> None:
+        nonlocal kept
+        graph = tf.compat.v1.get_default_graph()
+        outputs, _ = model.stateless_call(*weights, x, training=True)
+        end = len(graph.get_operations())
+        floats = [tensor for tensor in tf.nest.flatten(outputs) if tensor.dtype.is_floating]
+        tf.gradients(floats, weights[0])
+        traced = graph.get_operations()
+        kept = kept_bytes(traced[:end], traced[end:], floats)
 
-    try:
-        with contextlib.ExitStack() as stack:
-            for layer in recomputed:
-                stack.enter_context(keras_layers.remat_enabled(layer, does=False))
-            stack.enter_context(keras_layers.operations_called_through(measured))
-            forward.get_concrete_function(variables, inputs)
-    except Exception:  # such as a GAN, which has no forward pass: there is no estimate
-        return 0
-    return sum(found.values()) // _FEW_ROWS
+    # A GAN has no forward pass, for example: then there is no estimate.
+    with contextlib.suppress(Exception), exact_remat():
+        forward_backward.get_concrete_function(variables, inputs)
+    return kept // _FEW_ROWS
 
 
 def _few_rows(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec((_FEW_ROWS, *spec.shape[1:]), spec.dtype)
-
-
-def _num_bytes(tensor: Any) -> int:
-    shape = getattr(tensor, "shape", (None,))
-    return 0 if None in shape else math.prod(shape) * tf.as_dtype(tensor.dtype).size

@@ -8,6 +8,7 @@ global batch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.groups import buckets
+from tfdist.patches.offload import activations_on_host
 from tfdist.replica.replica import Replica
 from tfdist.replica.scope import Scope
 from tfdist.step.loss import gather_masks_and_logits, replica_loss, track_loss
@@ -126,8 +128,12 @@ def forward_backward(
     scaling: Scaling,
     replica: Replica,
     share: Share,
+    offload: bool = False,
 ) -> ReplicaOutputs:
-    """Returns the gradients of a replica's part of the loss, and its changes of the state."""
+    """Returns the gradients of a replica's part of the loss, and its changes of the state.
+
+    With `offload`, activations are on the host between the two passes.
+    """
     with state.scope(replica) as scope, replica:
         with scope.recorded() as tape:
             batch, y_pred = _call_model(model, state, replica, share, scope, training=True)
@@ -137,7 +143,8 @@ def forward_backward(
             scaled = scaling.scale(loss)
         alone = replica.num_replicas == 1
         compute = functools.partial(strategy.gradients, tape, scaled, alone=alone)
-        gradients = scope.gradients(compute, trainable)
+        with activations_on_host() if offload else contextlib.nullcontext():
+            gradients = scope.gradients(compute, trainable)
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {
         i: with_static_shape(g, trainable[i]) for i, g in enumerate(gradients) if g is not None
@@ -169,7 +176,13 @@ def with_static_shape(gradient: Any, variable: keras.Variable) -> Any:
 def all_reduce_outputs(
     strategy: Strategy, outputs: ReplicaOutputs, variables: Sequence[keras.Variable]
 ) -> ReplicaOutputs:
-    """Sums the outputs of all replicas; called on a replica."""
+    """Sums the outputs of all replicas; called on a replica.
+
+    Args:
+        strategy: Runs the replicas.
+        outputs: Those of this replica.
+        variables: The variables that the gradients are of, by place.
+    """
     if outputs.packed:
         return outputs._replace(packed=strategy.all_reduce(outputs.packed))
     sharded = strategy.variables.reduce_sharded(outputs.gradients, variables)

@@ -74,8 +74,9 @@ class TrainStep:
         self._trainable = model.trainable_variables
         self._patches = functools.partial(keras_patched, model, options)
         compute = functools.partial(
-            forward_backward, strategy, model, self._trainable, state, scaling
-        )
+            forward_backward, strategy, model, self._trainable, state, scaling,
+            offload=options.offload_activations,
+        )  # fmt: skip
         self._replicas = ReplicaRunner(
             strategy, model, compute, options.accumulate, full_batch_reason, self._trainable
         )
@@ -140,7 +141,11 @@ class TrainStep:
 
 @contextmanager
 def _known_assignments(optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> Iterator[None]:
-    """A context that refuses an optimizer that assigns to variables of which replicas have one."""
+    """A context that refuses an optimizer that assigns to variables of which replicas have one.
+
+    Raises:
+        UnsupportedModelError: It does.
+    """
     has_copies_of_all = strategy.variables.are_local and strategy.num_local_replicas > 1
     if is_of_keras(optimizer) or not has_copies_of_all:
         yield
@@ -209,6 +214,13 @@ def drawn_outputs(
     """Does what `Strategy.outputs` does, with the random numbers of one device.
 
     The seeds advance once per batch, alike on every replica.
+
+    Args:
+        model: The model.
+        strategy: Runs the replicas.
+        options: The options of the trainer's steps.
+        fn: Computes the outputs of rows.
+        element: An element of a distributed data set.
     """
     seeds, bucket_bytes = seeds_in_predictions(model), strategy.exchange.bucket_bytes
 

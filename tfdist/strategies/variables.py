@@ -105,11 +105,18 @@ class VariableLayout:
         """Copies the values of variables to the mirrored variables of the other replicas, if any.
 
         Called before a step if user code may have changed the variables.
+
+        Args:
+            variables: All variables that steps read and write.
         """
         del variables
 
     def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
-        """Returns a faster alternative to `sync_copies` for repeated calls."""
+        """Returns a faster alternative to `sync_copies` for repeated calls.
+
+        Args:
+            variables: As for `sync_copies`, which was called with them before.
+        """
         return FullReplicaSync(functools.partial(self.sync_copies, variables))
 
     # ---- in a step ----
@@ -161,7 +168,12 @@ class VariableLayout:
 
 
 class SharedVariables(VariableLayout):
-    """One set of variables, on a device from which every replica reads them."""
+    """One set of variables, on a device from which every replica reads them.
+
+    Args:
+        devices, group: As for `VariableLayout`.
+        parameter_device: The device that has the variables.
+    """
 
     are_local = False
 
@@ -190,7 +202,11 @@ class ReplicaSync(Protocol):
 
 
 class FullReplicaSync:
-    """A `ReplicaSync` that updates every variable each time."""
+    """A `ReplicaSync` that updates every variable each time.
+
+    Args:
+        sync: Updates all variables on all replicas.
+    """
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self.sync_changed = self.sync_all = sync

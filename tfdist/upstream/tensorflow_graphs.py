@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -26,6 +27,13 @@ from tfdist.upstream.patching import all_replaced, replaced
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 LOOPS = ("While", "StatelessWhile")
+#: Operations that return their inputs unchanged or with another shape.
+VIEWS = (
+    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
+    "Snapshot", "Squeeze", "StopGradient",
+)  # fmt: skip
+#: Operations whose results are in memory anyway, or cost nothing to recompute.
+STORED = ("Const", "Fill", "Placeholder", "ReadVariableOp", "Shape", "VarHandleOp")
 #: Those of them that are stateful if their functions are.
 _CALLS = {"PartitionedCall", "StatefulPartitionedCall", "While", "If", "Case"}
 
@@ -198,6 +206,27 @@ def exchange_input(operation: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> N
             operation._update_input(index, new)
 
 
+def kept_bytes(
+    forward: Iterable[tf.Operation], backward: Iterable[tf.Operation], results: Sequence[tf.Tensor]
+) -> int:
+    """Returns the bytes that a forward pass keeps for the backward pass.
+
+    Loops keep more than their graph shows: what is kept of each iteration is not counted.
+
+    Args:
+        forward: The operations of the forward pass.
+        backward: Those of the backward pass.
+        results: Tensors of the forward pass that are kept as well.
+    """
+    made, kept = set(forward), {}
+    for tensor in [*results, *(tensor for operation in backward for tensor in operation.inputs)]:
+        while tensor.op.type in VIEWS and len(tensor.op.inputs):
+            tensor = tensor.op.inputs[tensor.value_index]
+        if tensor.op in made and tensor.op.type not in STORED and tensor.shape.rank is not None:
+            kept[tensor.ref()] = math.prod(n or 1 for n in tensor.shape) * tensor.dtype.size
+    return sum(kept.values())
+
+
 class Dependencies:
     """The dependencies between the operations of a graph that is being traced."""
 
@@ -286,6 +315,9 @@ def constant_value(tensor: tf.Tensor) -> Any:
 
     In contrast to `tf.get_static_value`, it computes constants by `tensor_util.
     try_evaluate_constant`, such as the order of the axes in which `tf.nn.softmax` swaps two.
+
+    Args:
+        tensor: A tensor of any graph.
     """
     value = tf.get_static_value(tensor)
     return tensor_util.try_evaluate_constant(tensor) if value is None else value
@@ -293,6 +325,10 @@ def constant_value(tensor: tf.Tensor) -> Any:
 
 def function_graph(operation: tf.Operation, attribute: str) -> Any:
     """Returns the graph of a function that an operation calls: `Graph._get_function`.
+
+    Args:
+        operation: An operation of any graph.
+        attribute: The operation's attribute that names the function.
 
     Returns:
         A list of graphs for an attribute with several functions; None if a graph is not known.

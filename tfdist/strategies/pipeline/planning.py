@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -23,11 +22,7 @@ from tfdist.strategies.pipeline.stages import (
 from tfdist.strategies.sharded.plan import num_bytes, state_of
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_optimizers import unwrapped
-
-#: Operations whose output is their first input in another view.
-_ALIASES = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "IdentityN")
-#: Operations whose output is in memory anyway, or costs nothing to recompute.
-_FREE = ("Const", "Placeholder", "ReadVariableOp", "Shape", "Fill")
+from tfdist.upstream.tensorflow_graphs import kept_bytes
 
 
 @dataclasses.dataclass
@@ -96,6 +91,10 @@ def layer_names(cut_at: str | Sequence[str] | None) -> list[str]:
 def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
     """Returns the number of stages that the options ask for, if they do.
 
+    Args:
+        stages: As for `Pipeline`.
+        cut_at: Names of layers.
+
     Raises:
         ConfigurationError: A number is invalid, or the options contradict each other.
     """
@@ -111,6 +110,12 @@ def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
 
 def stages_on(num_devices: int, stages: int | None, micro_batches: int, order: str) -> int:
     """Returns the number of stages on a number of devices.
+
+    Args:
+        num_devices: The number of devices.
+        stages: The number that the options ask for, if they do.
+        micro_batches: As for `Pipeline`.
+        order: As for `Pipeline`.
 
     Raises:
         ConfigurationError: The numbers do not match.
@@ -169,8 +174,7 @@ def _held_bytes_by_call(
 ) -> list[_HeldBytes]:
     """Estimates what each call holds in memory, in the order of a forward pass.
 
-    The estimate comes from a traced graph; nothing is computed. Loops keep more than their graph
-    shows: what a recurrent layer keeps of each time step is not counted.
+    The estimate comes from a traced graph (`kept_bytes`); nothing is computed.
 
     Args:
         model: A built model, which is left unchanged.
@@ -221,29 +225,14 @@ def _trace_activations(
     entering = [t for t in keras.tree.flatten((args, kwargs)) if _has_gradient(t)]
     begin = len(graph.get_operations())
     outputs = call(operation, *args, **kwargs)
-    forward = {op.name for op in graph.get_operations()[begin:]}
+    end = len(graph.get_operations())
     differentiable = [t for t in keras.tree.flatten(outputs) if _has_gradient(t)]
     weights = [v.value for v in getattr(operation, "trainable_variables", [])]
-    end = len(graph.get_operations())
     if differentiable and (entering or weights):
         total = [tf.reduce_sum(tensor) for tensor in differentiable]
         tf.gradients(total, [*entering, *weights], stop_gradients=entering)
-    read = [t for op in graph.get_operations()[end:] for t in op.inputs]
-    held = {origin.ref(): origin for origin in map(_origin, [*differentiable, *read])}
-    return outputs, sum(
-        math.prod(size or 1 for size in tensor.shape) * tensor.dtype.size
-        for tensor in held.values()
-        if tensor.op.name in forward
-        and tensor.op.type not in _FREE
-        and tensor.shape.rank is not None
-    )
-
-
-def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor of which another is only a view."""
-    while tensor.op.type in _ALIASES and len(tensor.op.inputs):
-        tensor = tensor.op.inputs[tensor.value_index]
-    return tensor
+    traced = graph.get_operations()
+    return outputs, kept_bytes(traced[begin:end], traced[end:], differentiable)
 
 
 def _has_gradient(leaf: Any) -> bool:
@@ -251,7 +240,11 @@ def _has_gradient(leaf: Any) -> bool:
 
 
 def _random_rows(spec: keras.KerasTensor, num_rows: int) -> tf.Tensor:
-    """Returns rows for a model's input: random floats, integer zeros, or empty strings."""
+    """Returns rows for a model's input: random floats, integer zeros, or empty strings.
+
+    Raises:
+        ConfigurationError: The shape of the input is not fully known.
+    """
     shape = [num_rows, *spec.shape[1:]]
     if None in shape:
         raise ConfigurationError(
@@ -275,7 +268,15 @@ def describe(
     num_micro_batches: int,
     order: str,
 ) -> dict[str, str]:
-    """Returns the rows of the start-up table about stages, micro-batches and bubble."""
+    """Returns the rows of the start-up table about stages, micro-batches and bubble.
+
+    Args:
+        stages: The stages of the model; None: the shapes of the data are not known yet.
+        devices: The devices, which take the stages in turns.
+        num_stages: The number of stages.
+        num_micro_batches: Micro-batches per batch.
+        order: Their order.
+    """
     in_memory = micro_batches_in_memory(num_stages, num_micro_batches, order, len(devices))
     most_text = num_micro_batches if len(set(in_memory)) == 1 else ", ".join(map(str, in_memory))
     shares = [1 / num_stages] * num_stages

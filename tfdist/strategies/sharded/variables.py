@@ -46,6 +46,11 @@ class ShardedVariables(VariableLayout):
 
     Attributes:
         copies_weights: Whether each replica also has the full weights.
+
+    Args:
+        devices, group: As for `VariableLayout`.
+        owners: The names of the owners, one for each shard.
+        shard, smallest, offload: As for `Sharded`.
     """
 
     are_local = False
@@ -196,7 +201,13 @@ class ShardedVariables(VariableLayout):
     def keep_whole(
         self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str
     ) -> None:
-        """Leaves a weight and its optimizer state whole."""
+        """Leaves a weight and its optimizer state whole.
+
+        Args:
+            weight: A weight that is not sharded.
+            slots: Its optimizer state.
+            owner: The owner that has least so far.
+        """
         del owner
         for variable in [weight, *slots]:
             if isinstance(variable, ShardedVariable):  # it could be sharded before
@@ -222,7 +233,12 @@ class ShardedVariables(VariableLayout):
 
 
 class DeviceShards(ShardedVariables):
-    """A shard for each device of a process; each of several processes has all shards."""
+    """A shard for each device of a process; each of several processes has all shards.
+
+    Args:
+        devices, group, shard, smallest, offload: As for `ShardedVariables`.
+        exchange: Sums tensors over all replicas, each where the first replica has it.
+    """
 
     def __init__(
         self,
@@ -286,7 +302,13 @@ class DeviceShards(ShardedVariables):
 
 
 class ProcessShards(ShardedVariables):
-    """A shard for each process, which rank 0 coordinates: see `rank0_coordinator`."""
+    """A shard for each process, which rank 0 coordinates: see `rank0_coordinator`.
+
+    Args:
+        devices, group, shard, smallest, offload: As for `ShardedVariables`.
+        exchange: How gradients are sent between processes.
+        coordinator: Coordinator of this process.
+    """
 
     rest_is = "on every rank"
     is_rest_copied = True

@@ -26,7 +26,11 @@ from tfdist.upstream.patching import all_replaced, replaced
 
 
 class Calls:
-    """The slices of tensors in the graph that is being traced."""
+    """The slices of tensors in the graph that is being traced.
+
+    Args:
+        devices: One for each slice.
+    """
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
@@ -115,7 +119,12 @@ class Calls:
     def _total(
         self, terms: Sequence[tf.Tensor], finish: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
-        """Sums terms, in parts of rows if activations are divided."""
+        """Sums terms, in parts of rows if activations are divided.
+
+        Args:
+            terms: One on each device.
+            finish: Computes each row of the result from that of the sum.
+        """
         if not self._by_rows:
             return finish(tf.add_n(terms))
         parts = []
