@@ -23,7 +23,12 @@ def join(address: str, rank: int, size: int) -> None:
 
 
 def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
-    """Returns what trains for a number of steps and returns the milliseconds of one."""
+    """Returns what trains for a number of steps and returns the milliseconds of one.
+
+    Args:
+        workload: Network and batch.
+        joined: Whether gradients are exchanged between processes, by DDP.
+    """
     one = step(workload, nn.parallel.DistributedDataParallel if joined else lambda net: net)
 
     def train(num_steps: int) -> float:
@@ -36,7 +41,12 @@ def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
 
 
 def step(workload: Workload, wrap: Wrap) -> Callable[[], None]:
-    """Returns what trains for one step."""
+    """Returns what trains for one step.
+
+    Args:
+        workload: Network and batch.
+        wrap: Wraps the network for several processes.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = wrap(network(workload))

@@ -55,11 +55,12 @@ def train(config: TrainConfig) -> keras.callbacks.History:
     """
     from tfdist.run.training_run import TrainingRun  # imported here to keep `--help` fast
 
+    planned = ""
     if config.auto:
         from tfdist.tools.plan import auto
 
-        config = auto.applied(config)
-    with closing(TrainingRun(config)) as run:
+        config, planned = auto.applied(config)
+    with closing(TrainingRun(config, planned)) as run:
         run.finish(run.fit())
         return run.history
 

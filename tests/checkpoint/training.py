@@ -99,7 +99,12 @@ def fit(
 
 
 def repeatable(folder: Path | str, **options: Any) -> Trainer:
-    """Returns a trainer of the model without random layers on one device."""
+    """Returns a trainer of the model without random layers on one device.
+
+    Args:
+        folder: Folder of the checkpoints.
+        **options: Passed to `Checkpoints`.
+    """
     return Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(folder, **options))
 
 

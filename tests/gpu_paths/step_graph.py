@@ -129,7 +129,11 @@ def batches(dtype: str = "float32") -> tf.data.Dataset:
 
 
 class Order:
-    """The order of nodes within one iteration of the loop, over all devices."""
+    """The order of nodes within one iteration of the loop, over all devices.
+
+    Args:
+        graphs: The graphs of the loop.
+    """
 
     def __init__(self, graphs: StepGraphs) -> None:
         nodes = list(graphs.nodes())

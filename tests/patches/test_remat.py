@@ -1,4 +1,4 @@
-"""Rematerialized layers give the same results as layers that keep their activations."""
+"""Rematerialized layers and offloaded activations give the same results as activations kept."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from keras import layers
 from tests.conformance.layouts import AnsweringPool, Layout
 from tests.support.training import FIT, X, assert_close, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.patches.offload import ON_HOST
 from tfdist.precision import LossScale
 from tfdist.strategies import create
+from tfdist.tools.plan.devices import ReplicatedStep
+from tfdist.tools.plan.network import Network
 from tfdist.trainer import Trainer
 
 LONG = pytest.mark.long
@@ -214,3 +217,76 @@ def test_unsupported_remat_raises() -> None:
 
     with pytest.raises(UnsupportedModelError, match=r"'assigns' cannot be rematerialized.*kernel"):
         Trainer(make, "one_device", recompute="all").fit(**FIT)
+
+
+# ---- activations on the host ----
+
+SEQUENCES = RANDOM.normal(size=(48, 8, 4)).astype("float32"), RANDOM.normal(size=(48, 3))
+
+
+def mixed_layers(**options: Any) -> keras.Model:
+    """Returns a compiled model with attention, dropout, moving statistics and a loop."""
+    keras.utils.set_random_seed(1)
+    x = inputs = keras.Input((8, 4))
+    x = layers.Dense(32, "gelu")(x)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 16, dropout=0.1)(x, x))
+    x = layers.BatchNormalization()(layers.Dense(32, "relu")(layers.Dropout(0.2)(x)))
+    model = keras.Model(inputs, layers.Dense(3)(layers.LSTM(16)(x)))
+    model.compile("sgd", "mse", **options)
+    return model
+
+
+class OwnStep(keras.Model):
+    """A model with a custom train_step."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """Trains as Keras does."""
+        return super().train_step(data)
+
+
+def custom() -> keras.Model:
+    """Returns a compiled model with a custom step."""
+    inputs = keras.Input((8, 4))
+    model = OwnStep(inputs, layers.Dense(3)(layers.Flatten()(inputs)))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("one_device", {}),
+        pytest.param("mirrored", {"accumulate": 2}, marks=pytest.mark.long),
+        pytest.param("sharded", {"remat": "dense"}, marks=pytest.mark.long),
+    ],
+)
+def test_numbers_are_the_same(strategy: str, options: dict[str, Any]) -> None:
+    names = ["CPU:1"] if strategy == "one_device" else ["CPU:1", "CPU:2"]
+    results = []
+    for offloads in (False, True):
+        trainer = Trainer(mixed_layers, strategy, names, offload_activations=offloads, **options)
+        trainer.fit(*SEQUENCES, batch_size=16, epochs=2, verbose=0)
+        results.append(trainer.model.get_weights())
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_activations_leave_the_device() -> None:
+    network = Network("mlp", (64,), 10, settings={"units": (64,) * 12})
+    kept = ReplicatedStep(network)
+    moved = ReplicatedStep(network, offload_activations=True)
+    variables = kept.weights + kept.gradients + kept.optimizer
+    # Of the outputs of 12 layers, those that the backward pass reads first and on their way.
+    assert moved.peak(16384) - variables < 0.7 * (kept.peak(16384) - variables)
+    copied = [name for name in moved._graph.order if ON_HOST in name and "Receive" not in name]
+    assert len(copied) >= 8
+
+
+def test_steps_that_place_tensors_themselves_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="needs a graph"):
+        Trainer(lambda: mixed_layers(run_eagerly=True), offload_activations=True).fit(
+            *SEQUENCES, verbose=0
+        )
+    for make in (lambda: mixed_layers(jit_compile=True), custom):
+        with pytest.raises(ConfigurationError, match="offload_activations does not apply to"):
+            Trainer(make, offload_activations=True, verify="off").fit(*SEQUENCES, verbose=0)

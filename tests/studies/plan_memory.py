@@ -20,16 +20,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
+from tests.support.data import Data
 from tfdist.console import tables
 from tfdist.errors import TfdistError
 from tfdist.memory import zeros
 from tfdist.tools.plan.devices import ReplicatedStep
 
-#: Rows of a batch: activations should matter more than what the allocator rounds up.
-_ROWS = 4096
-#: Bytes above which a program is trained on fewer rows.
+#: Largest predicted bytes of a step, by which the number of rows is chosen: tensors should matter
+#: more than what the allocator rounds up, and than the workspace of kernels for convolutions.
 _MOST = 1 << 28
 
 
@@ -60,39 +59,40 @@ def main() -> None:
     """Compares the programs whose names are given, or every N-th and the models of KerasHub."""
     parser = argparse.ArgumentParser(prog="python -m tests.studies.plan_memory")
     parser.add_argument("names", nargs="*", help="programs (default: 30 of all families)")
-    parser.add_argument("--rows", type=int, default=_ROWS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
     arguments = parser.parse_args()
     # Read when TensorFlow creates its devices. Operations run in one order, as on a GPU.
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    # The allocator keeps the region of a first large tensor, as a GPU's takes all memory at once.
+    tf.raw_ops.Empty(shape=[4 * _MOST // 1024, 1024], dtype=tf.uint8)
     results = []
     for case in _cases(arguments.names):
-        results.append(compare(case, arguments.rows))
+        results.append(compare(case))
         print(*results[-1], flush=True)
     _show(results, arguments.chart)
     if arguments.json:
         arguments.json.write_text(json.dumps([one._asdict() for one in results], indent=1) + "\n")
 
 
-def compare(case: Case, num_rows: int) -> Result:
+def compare(case: Case) -> Result:
     """Returns the prediction for a model, and what its steps take."""
     keras.backend.clear_session()
     gc.collect()
+    num_rows = 1
     try:
-        step = ReplicatedStep(case)
-        while step.peak(num_rows) > _MOST:
-            num_rows //= 2
+        step = ReplicatedStep(case, on_cpu=True)
+        while step.peak(2 * num_rows) <= _MOST:
+            num_rows *= 2
         predicted = step.peak(num_rows)
         variables = step.weights + step.optimizer
     except TfdistError as error:
         return Result(case.model, num_rows, 0, 0, str(error).splitlines()[0])
     del step
     gc.collect()
-    tiled = keras.tree.map_structure(lambda a: np.resize(a, (num_rows, *a.shape[1:])), case.data)
-    data = tf.data.Dataset.from_tensors(tiled).repeat()
     trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off")
+    data = _copied_batches(case, num_rows)
     trainer.fit(data, steps_per_epoch=2, verbose=0)
     gc.collect()
     tf.config.experimental.reset_memory_stats("CPU:0")
@@ -104,25 +104,44 @@ def compare(case: Case, num_rows: int) -> Result:
     return Result(case.model, num_rows, predicted, measured)
 
 
+def _copied_batches(case: Case, num_rows: int) -> tf.data.Dataset:
+    """Returns a data set of which each step gets a copy, as a GPU would, and nothing ahead."""
+    rows = keras.tree.map_structure(lambda a: np.resize(a, (num_rows, *a.shape[1:])), case.data)
+    data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(rows)).repeat()
+    options = tf.data.Options()
+    options.autotune.enabled = options.experimental_optimization.inject_prefetch = False
+    return data.map(
+        lambda *batch: tf.nest.map_structure(lambda tensor: tf.reverse(tensor, [0]), batch)
+    ).with_options(options)
+
+
 def _cases(names: list[str]) -> list[Case]:
     if names:
-        return [_case(name, PROGRAMS[name]) for name in names if name in PROGRAMS] + [
-            one for one in _of_keras_hub() if one.model in names
-        ]
+        return [one for one in [*_of_programs(names), *_of_keras_hub()] if one.model in names]
     usual = [name for name, one in PROGRAMS.items() if not one.only_fit]
     usual = usual[:: len(usual) // 30][:30]
-    return [_case(name, PROGRAMS[name]) for name in usual] + _of_keras_hub()
+    return [*_of_programs(usual), *_of_keras_hub()]
 
 
-def _case(name: str, program: Program) -> Case:
-    data = program.data
-    parts = [part for part in (data.x, data.y, data.sample_weight) if part is not None]
+def _of_programs(names: list[str]) -> list[Case]:
+    programs = {name: PROGRAMS[name] for name in names if name in PROGRAMS}
+    return [_case(name, one.build, one.data) for name, one in programs.items()]
 
-    def build() -> keras.Model:
-        keras.config.set_floatx(program.floatx)
-        return program.build()
 
-    return Case(name, build, tuple(keras.tree.map_structure(np.asarray, part) for part in parts))
+def _case(name: str, build: Callable[[], keras.Model], data: Data) -> Case:
+    """Returns a case in float32, in which users train."""
+
+    def in_float32() -> keras.Model:
+        keras.config.set_floatx("float32")
+        return build()
+
+    def of_float32(array: Any) -> np.ndarray:
+        array = np.asarray(array)
+        return array.astype("float32") if array.dtype == "float64" else array
+
+    parts = tuple(part for part in (data.x, data.y, data.sample_weight) if part is not None)
+    in_tuples = keras.tree.lists_to_tuples(keras.tree.map_structure(of_float32, parts))
+    return Case(name, in_float32, in_tuples)
 
 
 def _of_keras_hub() -> list[Case]:
@@ -135,16 +154,7 @@ def _of_keras_hub() -> list[Case]:
         "hub-bert": hub.classifier("Bert", hub.HEADS),
         "hub-roberta-masked": hub.masked_lm("Roberta", hub.HEADS, hub.TOKENS),
     }
-
-    def case(name: str, build: Callable[[], keras.Model], data: Any) -> Case:
-        def in_float32() -> keras.Model:
-            keras.config.set_floatx("float32")
-            return build()
-
-        parts = [part for part in (data.x, data.y, data.sample_weight) if part is not None]
-        return Case(name, in_float32, tuple(parts))
-
-    return [case(name, *one) for name, one in cases.items()]
+    return [_case(name, *one) for name, one in cases.items()]
 
 
 def _show(results: list[Result], chart: Path | None) -> None:

@@ -28,7 +28,12 @@ _NUM_OPERATIONS = 14
 
 
 class Pool:
-    """The tensors of a graph, from which operations take random inputs."""
+    """The tensors of a graph, from which operations take random inputs.
+
+    Args:
+        seed: Seed of the choices.
+        tensors: The first tensors.
+    """
 
     def __init__(self, seed: str, tensors: list[tf.Tensor]) -> None:
         self.draw, self.tensors = random.Random(seed), tensors

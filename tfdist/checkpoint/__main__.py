@@ -36,14 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{given.action}: the argument TO is required for export, and only for export."
             )
         if given.action == "export":
-            target = Path(given.to)
-            from tfdist.checkpoint.export import export
-            from tfdist.checkpoint.store import checkpoints_of
-
-            newest = checkpoints_of(given.path)[0]
-            export(newest, target)
-            print(f"Exported the model of {newest} to {target}.")
-            return 0
+            return _export(given.path, Path(given.to))
         return {"list": _list, "inspect": _inspect, "verify": _verify}[given.action](given.path)
 
     return command.run(run)
@@ -51,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.store import checkpoints_of
+    from tfdist.checkpoint.bucket_store import checkpoints_of
 
     rows, problems = [], []
     for checkpoint in checkpoints_of(path):
@@ -73,8 +66,9 @@ def _list(path: str) -> int:
 
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
+    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.checkpoint.snapshot import Snapshot
-    from tfdist.checkpoint.store import checkpoints_of, load
+    from tfdist.checkpoint.store import load
 
     path = checkpoints_of(path)[0]
     tables.facts([name, _text(value)] for name, value in manifest.read(path).items())
@@ -89,7 +83,8 @@ def _inspect(path: str) -> int:
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.store import checkpoints_of, load
+    from tfdist.checkpoint.bucket_store import checkpoints_of
+    from tfdist.checkpoint.store import load
 
     num_problems = 0
     for checkpoint in checkpoints_of(path):
@@ -101,6 +96,16 @@ def _verify(path: str) -> int:
         else:
             print(f"{checkpoint} is intact.")
     return 1 if num_problems else 0
+
+
+def _export(path: str, target: Path) -> int:
+    from tfdist.checkpoint.bucket_store import checkpoints_of
+    from tfdist.checkpoint.export import export
+
+    newest = checkpoints_of(path)[0]
+    export(newest, target)
+    print(f"Exported the model of {newest} to {target}.")
+    return 0
 
 
 def _text(value: object) -> str:

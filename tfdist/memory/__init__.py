@@ -31,8 +31,6 @@ from tfdist.upstream.patching import replaced
 #: Rows per replica or micro-batch of the two traced batches. More than one, because an axis of size
 #: one is broadcast.
 FEW_ROWS, MORE_ROWS = 2, 4
-#: The host, whose memory is not predicted if the model is on other devices.
-_HOST = "CPU:0"
 
 #: Returns a batch, such as `(x, y)`, of a number of rows.
 BatchOf = Callable[[int], Any]
@@ -102,6 +100,7 @@ class StepGraph:
         batch: Returns batches; values do not matter.
         unit: The batch size is a multiple of this number.
         one_device: Whether the graph is that of a single device, with nothing between devices.
+        on_cpu: As for `graph.execution_order`.
 
     Raises:
         UnsupportedModelError: The graph depends on the batch size, or has a loop of unknown length.
@@ -115,6 +114,7 @@ class StepGraph:
         batch: BatchOf,
         unit: int = 1,
         one_device: bool = False,
+        on_cpu: bool = False,
     ) -> None:
         options = dataclasses.replace(options, accumulate=1)
 
@@ -135,7 +135,7 @@ class StepGraph:
                 f"{model.name}: the graph of its step depends on the batch size, so the memory "
                 "cannot be predicted. Measure it with tfdist tune batch-size."
             )
-        self.order = graph.execution_order(graph.with_transfers(self._few))
+        self.order = graph.execution_order(graph.with_transfers(self._few), on_cpu)
 
     def operations(self, num_rows: int) -> dict[str, Operation]:
         """Returns the operations on a batch of `num_rows`, with copies between devices."""
@@ -195,21 +195,13 @@ class StepPlanner(Planner):
         if num_rows not in self._planned:
             variables = {d: self._weights[d] + self._optimizer[d] for d in self._devices}
             peaks = liveness.peaks(
-                self._graph.operations(num_rows), self._graph.order, {_HOST: [], **variables}
+                self._graph.operations(num_rows), self._graph.order, {graph.HOST: [], **variables}
             )
             self._planned[num_rows] = [
                 self._device(f"{self._role} {number}", device, peaks[device].num_bytes)
                 for number, device in enumerate(self._devices, 1)
             ]
         return self._planned[num_rows]
-
-    def bytes_received(self, batch: int) -> dict[str, int]:
-        """Returns the bytes that each device receives from others in a step, by its name."""
-        received = dict.fromkeys(self._devices, 0)
-        for operation in self._graph.operations(batch).values():
-            if operation.kind == "Receive" and operation.device in received:
-                received[operation.device] += operation.sizes[0]
-        return received
 
     def _device(self, role: str, device: str, peak: int) -> DeviceMemory:
         weights, optimizer = sum(self._weights[device]), sum(self._optimizer[device])
@@ -253,7 +245,8 @@ def _traced(
 ) -> dict[str, Operation]:
     """Returns the operations of a step on a batch."""
     rows = tf.nest.flatten(batch)[0].shape[0]
-    data = tf.data.Dataset.from_tensors(batch).repeat()
+    # A data set would make one tensor of a list of inputs.
+    data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(batch)).repeat()
     feed = DataHandler(strategy, data, training=True, steps_per_epoch=1)
     compiled: list[Any] = []
     compile_function = strategy.feed.compile

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from tfdist.upstream.tensorflow_graphs import constant_value, function_graph
+from tfdist.patches.offload import ON_HOST
+from tfdist.upstream.tensorflow_graphs import VIEWS, constant_value, function_graph
 
-#: Operations that return their inputs unchanged or with another shape.
-_ALIASES = {
-    "Bitcast", "EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
-    "Snapshot", "Squeeze", "StopGradient", "TensorListGetItem", "TensorListPopBack",
-}  # fmt: skip
+#: The host, whose memory is not predicted if the model is on other devices.
+HOST = "CPU:0"
+#: Operations whose result is in the memory of an input.
+_ALIASES = {*VIEWS, "TensorListGetItem", "TensorListPopBack"}
 #: Element-wise operations, which overwrite an input that no other operation reads.
 _IN_PLACE = {
     "Abs", "Add", "AddN", "AddV2", "BiasAdd", "ClipByValue", "Cos", "Div", "DivNoNan", "Elu",
@@ -32,6 +32,8 @@ _IN_PLACE = {
 _SHAPE_ONLY = {"OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike"}
 #: Operations whose outputs are not counted: variables are counted separately, constants are small.
 _UNCOUNTED = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
+#: Operations that CPUs do not start on another thread.
+_CHEAP = {*_ALIASES, *_SHAPE_ONLY, *_UNCOUNTED, "NoOp"}
 #: The attribute that names the function of a call, and the branch of a conditional that is planned.
 _CALLS = {"PartitionedCall": "f", "StatefulPartitionedCall": "f"}
 _BRANCHES = {"If", "StatelessIf"}
@@ -121,11 +123,18 @@ def short_name(device: str) -> str:
     return f"{parsed.device_type}:{parsed.device_index or 0}" if parsed.device_type else ""
 
 
-def execution_order(operations: Mapping[str, Operation]) -> list[str]:
+def execution_order(operations: Mapping[str, Operation], on_cpu: bool = False) -> list[str]:
     """Returns the names in the order in which TensorFlow's executor starts the operations.
 
-    It starts operations in the order in which all their inputs become available
-    (`tensorflow/core/common_runtime/executor.cc`).
+    On a GPU, one thread starts them in the order in which their inputs become available. On a CPU,
+    it does so for cheap ones. Of the others, a thread goes on with one that becomes available, and
+    leaves the rest to the pool of threads, which begins with the newest
+    (`ExecutorState::ScheduleReady` in `tensorflow/core/common_runtime/executor.cc`, and
+    `Schedule` of Eigen's `NonBlockingThreadPool.h`). Hence gradients of weights come late.
+
+    Args:
+        operations: The operations by name.
+        on_cpu: Whether they run on a CPU, on one thread.
     """
     readers: dict[str, list[str]] = {name: [] for name in operations}
     missing: dict[str, int] = {}
@@ -136,14 +145,25 @@ def execution_order(operations: Mapping[str, Operation]) -> list[str]:
         missing[name] = len(needed)
         for producer in needed:
             readers[producer].append(name)
-    ready = deque(name for name, number in missing.items() if number == 0)
+    roots = [name for name, number in missing.items() if number == 0]
+
+    def is_cheap(name: str) -> bool:
+        return not on_cpu or operations[name].kind in _CHEAP
+
+    inline = deque(filter(is_cheap, roots))
+    pool = deque(name for name in roots if not is_cheap(name))
     started = []
-    while ready:
-        started.append(ready.popleft())
-        for reader in readers[started[-1]]:
+    while inline or pool:
+        started.append((inline or pool).popleft())
+        expensive: list[str] = []
+        # Read last is what was traced first: a gradient of inputs before that of weights.
+        for reader in reversed(readers[started[-1]]) if on_cpu else readers[started[-1]]:
             missing[reader] -= 1
             if missing[reader] == 0:
-                ready.append(reader)
+                (inline if is_cheap(reader) else expensive).append(reader)
+        if expensive and not inline:
+            inline.append(expensive.pop())
+        pool.extendleft(expensive)
     return started
 
 
@@ -171,8 +191,11 @@ def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
 
 
 def on_one_device(operations: Mapping[str, Operation]) -> dict[str, Operation]:
-    """Returns the operations without their devices, so that nothing is copied between them."""
-    return {name: operation._replace(device="") for name, operation in operations.items()}
+    """Returns the operations on one device `""`, and offloaded activations on `HOST`."""
+    return {
+        name: operation._replace(device=HOST if ON_HOST in name else "")
+        for name, operation in operations.items()
+    }
 
 
 class _Inliner:
@@ -255,10 +278,40 @@ class _Inliner:
         if op.type in _INTO_LISTS:
             times = 1 if op.type == "TensorListFromTensor" else self._iterations
             sizes = [times * _size(op.inputs[_INTO_LISTS[op.type]])]
+        elif op.type == "Einsum":
+            sizes += _transposed(op)  # like outputs that nothing reads
         return Operation(
             op.type, inputs, after, sizes, op.type in _ALIASES, op.type in _IN_PLACE,
             op.type in _UNCOUNTED, device, self._iterations * _flops(op),
         )  # fmt: skip
+
+
+def _transposed(op: tf.Operation) -> list[int]:
+    """Returns the bytes of the copies of inputs and output that the kernel of Einsum transposes.
+
+    It is a batched matrix product: of each input, the axes that both inputs have come first, then
+    those that remain, then those that are summed, or the last two kinds in the opposite order
+    (`tensorflow/core/kernels/linalg/einsum_op_impl.h`).
+    """
+    left, output = op.get_attr("equation").decode().split("->")
+    inputs = left.split(",")
+    every = list(dict.fromkeys(left))
+    sizes: list[int] = []
+    result: dict[str, int] = {}
+
+    def kind(axis: str) -> int:
+        remains, is_shared = axis in output, all(axis in names for names in inputs)
+        return (0 if is_shared else 1) if remains else (2 if is_shared else 3)
+
+    for names, tensor in zip(inputs, op.inputs, strict=True):
+        ordered = sorted(names, key=lambda axis: (kind(axis), every.index(axis)))
+        swapped = [(0, 2, 1, 3)[kind(axis)] for axis in names]
+        if ordered != list(names) and swapped != sorted(swapped):
+            sizes.append(_size(tensor))
+        result |= {axis: kind(axis) for axis in ordered if axis in output}
+    if sorted(result, key=result.__getitem__) != list(output):
+        sizes.append(_size(op.outputs[0]))
+    return sizes
 
 
 def _flops(op: tf.Operation) -> int:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tfdist.memory.graph import Operation, Output
 
 _UNIT = 256
-_FIRST_REGION = 2 << 20
+_REGION = 1 << 60
 #: Maximum number of unused bytes at the end of a chunk.
 _MAX_WASTE = 128 << 20
 
@@ -62,7 +62,7 @@ def peaks(
 
 
 class Chunk(NamedTuple):
-    """Allocated memory. Adjacent chunks belong to the same region."""
+    """Allocated memory."""
 
     start: int
     size: int
@@ -72,8 +72,8 @@ class Allocator:
     """A model of TensorFlow's allocator for GPUs: best fit with coalescing.
 
     Chunks are often larger than requested: a free chunk is split only if it is at least twice as
-    large as the request, or 128 MiB larger. If no chunk is large enough, a region of twice the size
-    of the last one is added. Memory limits and statistics count such chunks. Source:
+    large as the request, or 128 MiB larger. Memory limits and statistics count such chunks. All are
+    in one region, as on a GPU whose memory TensorFlow takes at once. Source:
     `tensorflow/tsl/framework/bfc_allocator.{h,cc}`.
 
     Attributes:
@@ -86,15 +86,12 @@ class Allocator:
         self._free: list[tuple[int, int]] = []  # size and start, sorted
         self._free_from: dict[int, int] = {}  # sizes of free chunks by their start
         self._free_to: dict[int, int] = {}  # starts of free chunks by their end
-        self._end, self._region = 0, _FIRST_REGION
+        self._add(0, _REGION)
 
     def allocate(self, num_bytes: int) -> Chunk:
         """Returns a chunk of at least `num_bytes`."""
         rounded = max(1, -(-num_bytes // _UNIT)) * _UNIT
         index = bisect.bisect_left(self._free, (rounded, -1))
-        if index == len(self._free):
-            self._extend(rounded)
-            index = bisect.bisect_left(self._free, (rounded, -1))
         size, start = self._free[index]
         self._remove(start)
         if size >= 2 * rounded or size - rounded >= _MAX_WASTE:
@@ -114,17 +111,6 @@ class Allocator:
         if start + size in self._free_from:
             size += self._remove(start + size)
         self._add(start, size)
-
-    def _extend(self, rounded: int) -> None:
-        """Adds a region that is not adjacent to another one."""
-        doubled = False
-        while self._region < rounded:
-            self._region, doubled = 2 * self._region, True
-        start = self._end + 1
-        self._end = start + self._region
-        self._add(start, self._region)
-        if not doubled:
-            self._region *= 2
 
     def _add(self, start: int, size: int) -> None:
         bisect.insort(self._free, (size, start))

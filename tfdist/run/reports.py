@@ -10,6 +10,7 @@ import numpy as np
 
 from tfdist import data as data_sets
 from tfdist import schedules
+from tfdist.callbacks.step_log import peak_memory
 from tfdist.config import TrainConfig
 from tfdist.console import tables, units
 from tfdist.loops import data_order
@@ -35,7 +36,15 @@ def what_runs(
     unread: Sequence[str],
     smaller: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns the rows of the start-up table, by name."""
+    """Returns the rows of the start-up table, by name.
+
+    Args:
+        trainer: Describes itself and its strategy, and has the optimizer.
+        config: The configuration.
+        data: The `tf.data.Dataset` to train on.
+        unread: Fields that the recipe does not read.
+        smaller: Fields and hyperparameters that `--smoke` reduced.
+    """
     replicas = trainer.strategy.num_replicas
     steps = num_steps(data)
     batch, note = num_rows(data), ""
@@ -107,6 +116,8 @@ def summary(
     stopped: str,
     has_checkpoints: bool,
     of_strategy: Mapping[str, str] = MappingProxyType({}),
+    planned: str = "",
+    batch: int = 0,
 ) -> None:
     """Prints the results of a run.
 
@@ -118,6 +129,8 @@ def summary(
         stopped: What stopped the training before its end; empty if it completed.
         has_checkpoints: Whether the run can be resumed.
         of_strategy: Rows of the strategy.
+        planned: Memory and time of a step that `tfdist plan auto` predicted, if it did.
+        batch: Global batch size.
     """
     rows = {}
     if stopped:
@@ -137,6 +150,12 @@ def summary(
     if use := stats.gpu_use:
         memory = units.format_bytes(use.memory)
         rows["GPUs in the last epoch"] = f"{use.busy:.0%} busy, {memory} on the fullest"
+    if planned:
+        memory = units.format_bytes(peak_memory())
+        of = "a GPU" if stats.gpu_use else "the process"
+        step = 1e3 * batch / max(stats.examples_per_second, 1e-9)
+        rows["planned"] = planned
+        rows["measured"] = f"{memory} of {of}, {step:.3g} ms a step"
     tables.facts({**rows, **of_strategy, "run folder": run_dir}.items())
 
 
@@ -144,6 +163,10 @@ def measure_exchange(strategy: Strategy, model: Any) -> tuple[float, float] | No
     """Measures an all-reduce of the gradients without other computation.
 
     All workers call it together.
+
+    Args:
+        strategy: Strategy of the run.
+        model: The trained `keras.Model`.
 
     Returns:
         Seconds and bytes; None if there is no synchronous all-reduce.
@@ -157,7 +180,12 @@ def measure_exchange(strategy: Strategy, model: Any) -> tuple[float, float] | No
 
 
 def print_profile(profile: Profile, exchanged: tuple[float, float] | None) -> None:
-    """Prints the table."""
+    """Prints the table.
+
+    Args:
+        profile: The callback of the training.
+        exchanged: The result of `measure_exchange`.
+    """
     rows = profile_table(profile, exchanged)
     if not rows:
         tables.text(

@@ -181,7 +181,11 @@ def one_cycle(
 
 
 def _steps_of_decay(total_steps: int, warmup_steps: int, rule: str) -> int:
-    """Returns the number of steps after the warm-up."""
+    """Returns the number of steps after the warm-up.
+
+    Raises:
+        ConfigurationError: There are none.
+    """
     if warmup_steps >= total_steps:
         raise ConfigurationError(
             f"The warm-up takes {warmup_steps} of {total_steps} steps and leaves none for the "

@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from tfdist.config import TrainConfig
 from tfdist.console import units
@@ -75,6 +76,24 @@ def test_devices_hold_copies_of_remote_tensors() -> None:
     one = graph.on_one_device(operations)
     together = liveness.peaks(one, graph.execution_order(one), {"": [size]})
     assert together[""].num_bytes == 2 * size + 2 * 256
+
+
+@pytest.mark.parametrize(
+    ("equation", "copies"),
+    [("abcd,aecd->acbe", 2), ("acbe,aecd->abcd", 2), ("abc,cd->abd", 0), ("bij,bjk->bik", 0)],
+)
+def test_einsum_copies_what_it_transposes(equation: str, copies: int) -> None:
+    """Of attention: two inputs have the heads behind the tokens, or one and the output."""
+    left, right = equation.partition("->")[0].split(",")
+
+    @tf.function
+    def product(one: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        return tf.raw_ops.Einsum(inputs=[one, other], equation=equation)
+
+    specs = [tf.TensorSpec([2 + ord(axis) - ord("a") for axis in names]) for names in (left, right)]
+    traced = graph.operations(product.get_concrete_function(*specs).graph)
+    (einsum,) = (one for one in traced.values() if one.kind == "Einsum")
+    assert len(einsum.sizes) == 1 + copies
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +215,8 @@ def test_auto_prefers_the_fastest_layout_that_fits(capsys: pytest.CaptureFixture
 @pytest.mark.long
 def test_a_run_takes_the_layout_that_fits() -> None:
     """On a host without GPUs, one device; whoever chooses a layout cannot have it chosen."""
-    config = auto.applied(TrainConfig(auto=True, verbose=0))
+    config, planned = auto.applied(TrainConfig(auto=True, verbose=0))
+    assert planned.endswith("B")  # the speed of a CPU is unknown
     assert (config.strategy, config.accumulate, config.auto) == ("one_device", 1, False)
     with pytest.raises(ConfigurationError, match="--auto chooses --strategy itself"):
         auto.applied(TrainConfig(auto=True, strategy="mirrored"))

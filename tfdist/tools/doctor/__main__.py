@@ -15,13 +15,13 @@ from tfdist.tools.doctor.report import Check
 
 _DESCRIPTION = "Checks the environment. Each failed check prints the command that fixes it."
 
-#: The module and function of each group of checks. Importing them here would import TensorFlow.
+#: The module of each group of checks, by title. Importing them here would import TensorFlow.
 GROUPS = {
-    "versions": ("host", "library_checks"),
-    "devices": ("devices", "checks"),
-    "processes": ("processes", "checks"),
-    "host": ("host", "checks"),
-    "all-reduce": ("processes", "all_reduce_checks"),
+    "versions": "versions",
+    "devices": "devices",
+    "processes": "processes",
+    "host": "host",
+    "all-reduce": "all_reduce",
 }
 
 
@@ -45,7 +45,11 @@ def _doctor(arguments: Sequence[str] | None) -> int:
 
 def _examine(as_json: bool, all_reduce: bool) -> bool:
     """Runs all checks, prints them on rank 0, and returns whether none failed."""
-    groups = {title: _lines(title) for title in GROUPS if all_reduce or title != "all-reduce"}
+    groups = {
+        title: _lines(module)
+        for title, module in GROUPS.items()
+        if all_reduce or module != "all_reduce"
+    }
     if _is_chief_or_unknown():
         if as_json:
             print(report.as_json(groups))
@@ -54,15 +58,14 @@ def _examine(as_json: bool, all_reduce: bool) -> bool:
     return report.healthy(groups)
 
 
-def _lines(title: str) -> list[Check]:
+def _lines(module: str) -> list[Check]:
     """Returns the checks of a group; an unexpected error becomes a failed check."""
-    module, function = GROUPS[title]
     try:
-        return getattr(importlib.import_module(f"tfdist.tools.doctor.{module}"), function)()
+        return importlib.import_module(f"tfdist.tools.doctor.{module}").checks()
     except TfdistError as error:
-        return [Check(title, str(error), "wrong", "correct what the message names")]
+        return [Check(module, str(error), "wrong", "correct what the message names")]
     except Exception as error:
-        return [Check(title, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
+        return [Check(module, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
 
 
 def _is_chief_or_unknown() -> bool:

@@ -111,7 +111,10 @@ class Cluster(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A way to train: `num_cards` cards of each of `num_hosts` hosts."""
+    """A way to train: `num_cards` cards of each of `num_hosts` hosts.
+
+    What is recomputed, `remat`, is "offload" where activations are on the host instead.
+    """
 
     strategy: str
     num_cards: int
@@ -137,9 +140,9 @@ class Layout(NamedTuple):
         options = {"accumulate": self.accumulate, "remat": self.remat, "shard": self.shard,
                    "offload": self.offload}  # fmt: skip
         for name, value in options.items():
-            if value not in (1, "none", ""):
+            if value not in (1, "none", "", "offload"):
                 given += [f"--{name}", str(value)]
-        return given
+        return [*given, "--offload-activations"] if self.remat == "offload" else given
 
 
 class Choice(NamedTuple):
@@ -158,18 +161,12 @@ class Choice(NamedTuple):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    networks.add_arguments(parser)
+    networks.add_plan_arguments(parser, networks.OF_GLOBAL_BATCH, link="--link")
     parser.add_argument(
         "--cards", required=True, metavar="NxCARD",
         help="cards of a host, by memory or name: 2x24GB, 8xH100",
     )  # fmt: skip
     parser.add_argument("--hosts", type=PositiveInt, default=1, metavar="N", help="hosts")
-    parser.add_argument("--link", default="25Gb", metavar="RATE", help="bandwidth of a host's link")
-    parser.add_argument("--latency", default="20us", metavar="TIME", help="latency of this link")
-    parser.add_argument(
-        "--batch-size", "--batch", type=PositiveInt, metavar="N",
-        help="global batch size (default: the recipe's, or 256)",
-    )  # fmt: skip
     parser.add_argument(
         "--examples", type=PositiveFloat, default=1e6, metavar="N", help="examples of the training"
     )
@@ -182,7 +179,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="compute time of an example on a card that is not in the table (default: measured on "
         "this machine)",
     )  # fmt: skip
-    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
     parser.add_argument("--json", metavar="FILE", help="write the best layout to this file")
 
 
@@ -206,12 +202,9 @@ def run(
     """
     tables.check_path(table, ".md", ".csv")
     per_host, card = parsed_cards(cards)
-    outer = Link(
-        PAYLOAD * networks.parsed("--link", units.bytes_per_second, link),
-        networks.parsed("--latency", units.short_seconds, latency),
-    )
+    outer = networks.link("--link", link, "--latency", latency, PAYLOAD)
     workload = networks.from_flags(**network)
-    batch = batch_size or getattr(workload, "batch_size", None) or 256
+    batch = networks.global_batch(batch_size, workload)
     if not card.flops and example_ms is None:
         example_ms = _measured_ms(workload)
         tables.text(
@@ -229,11 +222,15 @@ def run(
     _show(fitting, reasons, batch, examples, price, table)
     print(command(workload.model, fitting[0].layout, batch, network))
     if json:
-        Path(json).write_text(json_format.dumps(fitting[0].layout._asdict()))
+        best = fitting[0]
+        planned = units.format_bytes(best.num_bytes)
+        planned += f", {1e3 * best.seconds:.3g} ms a step" if card.flops else ""
+        layout = {"layout": best.layout._asdict(), "planned": planned}
+        Path(json).write_text(json_format.dumps(layout))
 
 
-def applied(config: TrainConfig) -> TrainConfig:
-    """Returns the configuration with the best layout for the devices of this host.
+def applied(config: TrainConfig) -> tuple[TrainConfig, str]:
+    """Returns the configuration with the best layout for the devices of this host, and its plan.
 
     It is searched in another process, because planning initializes TensorFlow.
 
@@ -260,16 +257,20 @@ def applied(config: TrainConfig) -> TrainConfig:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigurationError(f"--auto: {done.stderr.strip()[-2000:]}")
-        layout = Layout(**json_format.loads(file.read_text()))
+        chosen_layout = json_format.loads(file.read_text())
+        layout = Layout(**chosen_layout["layout"])
     if config.verbose != 0:
         print(done.stdout)
-    options = {"shard": layout.shard or None}
+    options: dict[str, Any] = {"shard": layout.shard or None}
     options["offload"] = layout.offload if layout.shard else None
+    if layout.remat == "offload":
+        options, layout = options | {"offload_activations": True}, layout._replace(remat="none")
     several = None if layout.strategy == "one_device" else layout.num_cards
-    return config.model_copy(
+    configured = config.model_copy(
         update={"strategy": layout.strategy, "devices": several, "remat": layout.remat,
                 "accumulate": layout.accumulate, "auto": False, **options}
     )  # fmt: skip
+    return configured, chosen_layout["planned"]
 
 
 def _changed(config: TrainConfig) -> set[str]:
@@ -318,6 +319,8 @@ def search(
     steps = {"none": ReplicatedStep(workload)}
     with contextlib.suppress(UnsupportedModelError):  # of a model that cannot be recomputed
         steps["all"] = ReplicatedStep(workload, remat="all")
+    with contextlib.suppress(UnsupportedModelError, ConfigurationError):  # with a custom step
+        steps["offload"] = ReplicatedStep(workload, offload_activations=True)
     estimate = Estimate(steps, cluster, batch, "16" in (workload.precision or ""))
     choices = [estimate.choice(layout) for layout in _layouts(cluster, batch, list(steps))]
     fitting = sorted(
@@ -387,6 +390,8 @@ class Estimate:
             computing = step_of_replica.seconds(rows, self._flops, bandwidth)
         else:  # recomputing is one more forward pass, of three
             computing = rows * cluster.example_seconds * (4 / 3 if layout.remat == "all" else 1)
+        if layout.remat == "offload":  # copies overlap with computing
+            computing = max(computing, 2 * step_of_replica.offloaded(rows) / _TO_HOST)
         computing *= layout.accumulate
         n, hosts, gradients = layout.num_cards, layout.num_hosts, step_of_replica.gradients
         if layout.strategy == "pipeline":
@@ -435,7 +440,11 @@ def command(program: str, layout: Layout, batch: int, network: dict[str, Any]) -
     if program.endswith(".keras") or program.startswith("hub:") or not network.get("program"):
         of_strategy = {"shard": layout.shard or "none", "offload": layout.offload}
         arguments = [repr(layout.strategy), str(layout.num_cards), *_differing(of_strategy)]
-        options = _differing({"accumulate": layout.accumulate, "remat": layout.remat})
+        offloads = layout.remat == "offload"
+        options = _differing(
+            {"accumulate": layout.accumulate, "remat": "none" if offloads else layout.remat}
+        )
+        options += ["offload_activations=True"] if offloads else []
         strategy = f"tfdist.strategies.create({', '.join(arguments)})"
         trainer = f"tfdist.Trainer({', '.join(['build_model', strategy, *options])})"
         return f"{trainer}.fit(x, y, batch_size={batch})"
@@ -470,7 +479,8 @@ def _layouts(cluster: Cluster, batch: int, remats: Sequence[str]) -> Iterator[La
     for base in bases:
         for remat, power in itertools.product(remats, range(int(math.log2(_MOST_ROUNDS)) + 1)):
             replicas = base.num_hosts * (1 if base.strategy == "pipeline" else base.num_cards)
-            if 2**power * replicas <= batch:
+            is_known = remat != "offload" or base.strategy != "pipeline"
+            if is_known and 2**power * replicas <= batch:
                 yield base._replace(accumulate=2**power, remat=remat)
 
 

@@ -16,6 +16,7 @@ from tfdist.memory import (
     liveness,
     optimizer_state,
 )
+from tfdist.memory.graph import HOST
 from tfdist.model_setup import create
 from tfdist.replica.replica import StepOptions
 from tfdist.strategies.one_device import OneDevice
@@ -31,7 +32,8 @@ class ReplicatedStep:
 
     Args:
         workload: What is trained.
-        remat: As for `Trainer`.
+        remat, offload_activations: As for `Trainer`.
+        on_cpu: Whether it is planned for CPUs instead of GPUs.
 
     Attributes:
         weights: Bytes of the model's variables.
@@ -43,12 +45,22 @@ class ReplicatedStep:
         UnsupportedModelError: The memory of the model cannot be predicted.
     """
 
-    def __init__(self, workload: Workload, remat: str = "none") -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        remat: str = "none",
+        offload_activations: bool = False,
+        on_cpu: bool = False,
+    ) -> None:
         strategy = OneDevice(1)
-        options = StepOptions(precision=workload.precision, remat=remat)
+        options = StepOptions(
+            precision=workload.precision, remat=remat, offload_activations=offload_activations
+        )
         with weights_as_shapes():
             model = create.create(workload.build, strategy, workload.precision)
-            self._graph = StepGraph(model, strategy, options, workload.batch, one_device=True)
+            self._graph = StepGraph(
+                model, strategy, options, workload.batch, one_device=True, on_cpu=on_cpu
+            )
         self._weight_sizes = [num_bytes(variable) for variable in model.variables]
         self._optimizer_sizes = [num_bytes(variable) for variable in optimizer_state(model)]
         self.weights, self.optimizer = sum(self._weight_sizes), sum(self._optimizer_sizes)
@@ -74,6 +86,14 @@ class ReplicatedStep:
                 moved += max((read + sum(one.sizes)) / bandwidth, one.flops / flops)
         return moved
 
+    def offloaded(self, num_rows: int) -> int:
+        """Returns the bytes of activations that are copied to the host."""
+        operations = self._graph.operations(num_rows)
+        return sum(
+            one.sizes[0] for one in operations.values()
+            if one.device == HOST and one.kind == "IdentityN"
+        )  # fmt: skip
+
     def peak(self, num_rows: int, updates: bool = True) -> int:
         """Returns the peak of a step in bytes.
 
@@ -86,7 +106,8 @@ class ReplicatedStep:
             variables = self._weight_sizes + (self._optimizer_sizes if updates else [])
             order = self._graph.order if updates else self._before_update()
             operations = self._graph.operations(num_rows)
-            self._peaks[key] = liveness.peaks(operations, order, {"": variables})[""].num_bytes
+            of_devices = liveness.peaks(operations, order, {"": variables, HOST: []})
+            self._peaks[key] = of_devices[""].num_bytes
         return self._peaks[key]
 
     def _before_update(self) -> list[str]:
@@ -145,6 +166,7 @@ def split_planner(
     strategy: str,
     num_devices: int,
     options: Mapping[str, Any] = MappingProxyType({}),
+    **of_step: Any,
 ) -> StepPlanner:
     """Returns the planner of a strategy that splits one model over logical CPU devices.
 
@@ -153,6 +175,7 @@ def split_planner(
         strategy: Name of the strategy.
         num_devices: Number of stages, shards or replicas.
         options: Options of the strategy.
+        **of_step: As for `ReplicatedStep`.
 
     Raises:
         DeviceError: TensorFlow is already initialized with fewer logical devices.
@@ -164,7 +187,7 @@ def split_planner(
     unit = created.num_replicas
     if options.get("split_activations") == "rows":
         unit *= num_devices
-    step = StepOptions(precision=workload.precision)
+    step = StepOptions(precision=workload.precision, **of_step)
     role = "stage" if one_stage_each else "device"
     return StepPlanner(model, created, step, workload.batch, role, unit)
 

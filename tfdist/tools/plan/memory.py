@@ -33,8 +33,6 @@ SHARDS = STRATEGIES["sharded"].options["shard"].choices
 #: Memory that TensorFlow reserves for CUDA and its libraries on GPUs newer than Ampere
 #: (`MinSystemMemory` in `tensorflow/core/common_runtime/gpu/gpu_device.cc`).
 _RESERVE = "1800MiB"
-#: Default global batch of models that have none.
-_BATCH = 256
 _NOTE = (
     "At the peak of a step. 'activations' includes everything except weights, gradients and "
     "optimizer state: tensors of both passes and of the update, rounded up by the allocator. "
@@ -51,14 +49,7 @@ class Layout(NamedTuple):
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    networks.add_arguments(parser)
-    parser.add_argument(
-        "--batch-size",
-        "--batch",
-        type=PositiveInt,
-        metavar="N",
-        help="global batch size (default: the recipe's, or 256)",
-    )
+    networks.add_plan_arguments(parser, networks.OF_GLOBAL_BATCH)
     parser.add_argument(
         "--devices", type=PositiveInt, default=1, metavar="N", help="number of devices"
     )
@@ -87,6 +78,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="what to shard with strategy sharded",
     )  # fmt: skip
     parser.add_argument(
+        "--remat", default="none", metavar="LAYERS", help="activation checkpointing, as in training"
+    )
+    parser.add_argument(
+        "--offload-activations", action="store_true", help="activations in host memory"
+    )
+    parser.add_argument(
         "--card", metavar="SIZE",
         help="memory of a device, such as 24GB or 80GiB: adds the largest batch that fits",
     )  # fmt: skip
@@ -94,7 +91,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--reserve", default=_RESERVE, metavar="SIZE",
         help="memory of --card that is not available for tensors",
     )  # fmt: skip
-    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
 
 
 def run(
@@ -106,6 +102,8 @@ def run(
     order: str,
     split_activations: Sequence[str],
     shard: Sequence[str],
+    remat: str,
+    offload_activations: bool,
     card: str | None,
     reserve: str,
     table: str | None,
@@ -128,9 +126,9 @@ def run(
             f"--strategy {next(iter(layouts.values())).strategy} splits a model over several "
             "devices, but --devices is 1. Use --devices 2 or more."
         )
-    planners = _planners(chosen, names, layouts, devices, servers)
-    batch = batch_size or getattr(chosen, "batch_size", None) or _BATCH
-    _show(planners, batch, capacity, table)
+    of_step = {"remat": remat, "offload_activations": offload_activations}
+    planners = _planners(chosen, names, layouts, devices, servers, of_step)
+    _show(planners, networks.global_batch(batch_size, chosen), capacity, table)
 
 
 def _capacity(card: str, reserve: str) -> int:
@@ -171,6 +169,7 @@ def _planners(
     layouts: Mapping[str, Layout],
     num_devices: int,
     num_servers: int,
+    of_step: Mapping[str, Any],
 ) -> dict[str, Planner]:
     """Returns the planner of each table row. Traces the network, which initializes TensorFlow."""
     from tfdist.tools.plan import devices
@@ -179,11 +178,13 @@ def _planners(
     if layouts:
         devices.make_devices(num_devices)  # before TensorFlow is initialized
     if replicated := [name for name in names if name in REPLICATED]:
-        step = devices.ReplicatedStep(network)
+        step = devices.ReplicatedStep(network, **of_step)
         for name in replicated:
             planners[name] = devices.ReplicaPlanner(step, name, num_devices, num_servers)
     for name, one in layouts.items():
-        planners[name] = devices.split_planner(network, one.strategy, num_devices, one.options)
+        planners[name] = devices.split_planner(
+            network, one.strategy, num_devices, one.options, **of_step
+        )
     return planners
 
 

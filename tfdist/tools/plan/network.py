@@ -14,7 +14,9 @@ from jsonargparse.typing import PositiveInt
 
 from tfdist import models
 from tfdist.config import TrainConfig
+from tfdist.console import units
 from tfdist.errors import ConfigurationError
+from tfdist.tools.plan.exchange import Link
 
 if TYPE_CHECKING:
     import keras
@@ -29,6 +31,10 @@ SUPPORTED = (*models.IMAGE_CLASSIFIERS, *_OTHERS)
 #: Default input shape and number of classes: GPT-2's, and ImageNet's for all others.
 _DEFAULTS: dict[str, tuple[tuple[int, ...], int]] = {"gpt": ((1024,), 50257)}
 _IMAGENET = ((224, 224, 3), 1000)
+#: The global batch of a `Workload` that has none.
+_GLOBAL_BATCH = 256
+#: Help of a `--batch-size` that is the global one.
+OF_GLOBAL_BATCH = f"global batch size (default: the recipe's, or {_GLOBAL_BATCH})"
 
 
 class Workload(Protocol):
@@ -160,6 +166,20 @@ def add_arguments(parser: ArgumentParser, precision: bool = True) -> None:
         )  # fmt: skip
 
 
+def add_plan_arguments(
+    parser: ArgumentParser, batch: str, default: int | None = None, link: str = ""
+) -> None:
+    """Adds the flags that plans share; `link` is the flag of the bandwidth, if there are hosts."""
+    add_arguments(parser)
+    parser.add_argument(
+        "--batch-size", "--batch", type=PositiveInt, default=default, metavar="N", help=batch
+    )
+    if link:
+        parser.add_argument(link, default="25Gb", metavar="RATE", help="bandwidth of a host's link")
+        parser.add_argument("--latency", default="20us", metavar="TIME", help="its latency")
+    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
+
+
 def parsed(flag: str, parse: Callable[[str], Number], text: str) -> Number:
     """Returns the number that a flag's value describes.
 
@@ -170,6 +190,21 @@ def parsed(flag: str, parse: Callable[[str], Number], text: str) -> Number:
         return parse(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"{flag} {error}") from None
+
+
+def link(
+    bandwidth_flag: str, bandwidth: str, latency_flag: str, latency: str, payload: float = 1.0
+) -> Link:
+    """Returns the link that the values of two flags describe, of which `payload` is data."""
+    return Link(
+        payload * parsed(bandwidth_flag, units.bytes_per_second, bandwidth),
+        parsed(latency_flag, units.short_seconds, latency),
+    )
+
+
+def global_batch(batch_size: int | None, workload: Workload) -> int:
+    """Returns the global batch: that of the flag, the recipe's, or the default."""
+    return batch_size or getattr(workload, "batch_size", None) or _GLOBAL_BATCH
 
 
 def from_flags(

@@ -12,7 +12,7 @@ from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 from tfdist.console import files, tables, units
 from tfdist.errors import ConfigurationError, did_you_mean
 from tfdist.tools.plan import network as networks
-from tfdist.tools.plan.exchange import EXCHANGES, PAYLOAD, Link, Profile, Step, Wires, step
+from tfdist.tools.plan.exchange import EXCHANGES, PAYLOAD, Profile, Step, Wires, step
 
 #: The key of `EXCHANGES` for strategies of the training command.
 _EXCHANGE_OF = {"multi_worker": "ring", "horovod": "ring", "towers": "central_storage"}
@@ -31,25 +31,11 @@ DESCRIPTION = (
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the flags."""
-    networks.add_arguments(parser)
-    parser.add_argument(
-        "--batch-size",
-        "--batch",
-        type=PositiveInt,
-        default=32,
-        metavar="N",
-        help="batch size of each worker",
-    )
+    networks.add_plan_arguments(parser, "batch size of each worker", 32, "--bandwidth")
     parser.add_argument(
         "--workers", default="1..256", metavar="N..N",
         help="numbers of workers: powers of two from first to last, or a list like 2,3,4",
     )  # fmt: skip
-    parser.add_argument(
-        "--bandwidth", default="25Gb", metavar="RATE", help="bandwidth of each host's link"
-    )
-    parser.add_argument(
-        "--latency", default="20us", metavar="TIME", help="latency of each host's link"
-    )
     parser.add_argument(
         "--per-host", type=PositiveInt, default=1, metavar="N", help="devices per host"
     )
@@ -84,7 +70,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--save-profile", metavar="FILE.json", help="write the measured profile to this file"
     )
-    parser.add_argument("--table", metavar="FILE", help="write the table to this .md or .csv file")
     parser.add_argument("--chart", metavar="FILE.png", help="plot the results to this file")
 
 
@@ -115,14 +100,8 @@ def run(
     tables.check_path(chart, ".png")
     tables.check_path(save_profile, ".json")
     numbers, names = _numbers(workers), _exchanges(strategy)
-    outer = Link(
-        PAYLOAD * networks.parsed("--bandwidth", units.bytes_per_second, bandwidth),
-        networks.parsed("--latency", units.short_seconds, latency),
-    )
-    inner = Link(
-        networks.parsed("--inner-bandwidth", units.bytes_per_second, inner_bandwidth),
-        networks.parsed("--inner-latency", units.short_seconds, inner_latency),
-    )
+    outer = networks.link("--bandwidth", bandwidth, "--latency", latency, PAYLOAD)
+    inner = networks.link("--inner-bandwidth", inner_bandwidth, "--inner-latency", inner_latency)
     wires = Wires(outer, inner, per_host, servers)
     chosen = networks.from_flags(**network)
 

@@ -53,15 +53,6 @@ class Sample(NamedTuple):
     peak_bytes: int
     device: str
 
-    def as_row(self, batch: int) -> dict[str, Any]:
-        """Returns device, time, speed and memory of steps of `batch` examples, for JSON."""
-        return {
-            "device": self.device,
-            "ms": 1e3 * self.seconds,
-            "examples_per_s": batch / self.seconds,
-            "peak_mb": self.peak_bytes / 1e6,
-        }
-
 
 class StepTimes(keras.callbacks.Callback):
     """Records the time at which each step ends."""

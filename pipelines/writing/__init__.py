@@ -1,0 +1,1 @@
+"""Writes examples to a folder of shards with an index, atomically."""
