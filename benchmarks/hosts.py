@@ -178,11 +178,7 @@ class Hosts:
 
 
 class Workers:
-    """Programs on hosts that answer each line of their input with a line of JSON.
-
-    Attributes:
-        errors: File for their standard error.
-    """
+    """Programs on hosts that answer each line of their input with a line of JSON."""
 
     def __init__(self, hosts: Hosts, errors: IO[str]) -> None:
         self.errors, self._hosts = errors, hosts
@@ -219,12 +215,7 @@ class Workers:
 
 
 class HostNetwork:
-    """Network namespaces and the links between them; the switch is a namespace too.
-
-    Attributes:
-        prefix: Prefix of the namespaces' names.
-        addresses: Addresses by host.
-    """
+    """Network namespaces and the links between them; the switch is a namespace too."""
 
     def __init__(self, prefix: str, addresses: Mapping[str, str]) -> None:
         self.prefix, self.addresses = prefix, addresses

@@ -116,12 +116,6 @@ def run(
 def measure(contender: str, weights: int, layers: int, devices: int) -> dict[str, Any]:
     """Returns the bytes that a variant holds, and that each process sends per step.
 
-    Args:
-        contender: A name out of `CONTENDERS`.
-        weights: Approximate number of weights.
-        layers: Number of layers.
-        devices: Number of replicas; one_device has one.
-
     Raises:
         LaunchError: The training failed.
     """
@@ -215,13 +209,13 @@ def _measure_all(
 ) -> list[dict[str, Any]]:
     """Measures all contenders, and the memory of activations."""
     from benchmarks import memory_activations
-    from tfdist.tools.install_horovod import versions
+    from tfdist.tools.install_horovod import requirements
 
     rows, units = (256, 32) if smoke else (4096, 256)
     results = [
         measure(name, weights, layers, devices)
         for name, contender in CONTENDERS.items()
-        if not contender.in_processes or versions.horovod() is not None
+        if not contender.in_processes or requirements.horovod_version() is not None
     ]
     _show(results, output)
     held = [memory_activations.measure(one, rows, units) for one in memory_activations.CONTENDERS]

@@ -19,11 +19,6 @@ _BLOCKS, _LAYERS, _STEPS = 8, 4, 3
 def measure(contender: str, rows: int, width: int) -> dict[str, Any]:
     """Returns what a step holds besides weights, in outputs of one layer.
 
-    Args:
-        contender: A value out of `CONTENDERS`.
-        rows: Batch size.
-        width: Units of each layer.
-
     Raises:
         LaunchError: The training failed.
     """

@@ -14,7 +14,7 @@ from tfdist.console import tables
 from tfdist.errors import LaunchError
 from tfdist.strategies import STRATEGIES, Declaration
 from tfdist.tools.bench import harness
-from tfdist.tools.install_horovod import versions
+from tfdist.tools.install_horovod import requirements
 from tfdist.tools.plan import network as networks
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def conclude(
 
 def _not_measured(name: str, declared: Declaration) -> str:
     """Returns why a strategy is not measured here, or an empty string."""
-    if name == "horovod" and versions.horovod() is None:
+    if name == "horovod" and requirements.horovod_version() is None:
         return "it is not installed: tfdist install_horovod"
     return "its workers train asynchronously" if declared.asynchronous else ""
 
@@ -141,7 +141,7 @@ def _start(
     from tfdist.tools.plan import step_profile
 
     declared = STRATEGIES[name]
-    is_joined = not declared.by_horovod or versions.horovod() is not None
+    is_joined = not declared.by_horovod or requirements.horovod_version() is not None
     if name == ALONE:
         pool, devices, number = step_profile.pool(), 1, 1
     elif declared.across_processes and declared.min_devices == 1 and is_joined:

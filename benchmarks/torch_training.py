@@ -23,12 +23,7 @@ def join(address: str, rank: int, size: int) -> None:
 
 
 def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
-    """Returns what trains for a number of steps and returns the milliseconds of one.
-
-    Args:
-        workload: Network and batch.
-        joined: Whether gradients are exchanged between processes, by DDP.
-    """
+    """Returns what trains for a number of steps and returns the milliseconds of one."""
     one = step(workload, nn.parallel.DistributedDataParallel if joined else lambda net: net)
 
     def train(num_steps: int) -> float:
@@ -41,12 +36,7 @@ def prepare(workload: Workload, joined: bool) -> Callable[[int], float]:
 
 
 def step(workload: Workload, wrap: Wrap) -> Callable[[], None]:
-    """Returns what trains for one step.
-
-    Args:
-        workload: Network and batch.
-        wrap: Wraps the network for several processes.
-    """
+    """Returns what trains for one step."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = wrap(network(workload))

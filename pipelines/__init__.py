@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipelines.sources.source import list_files as list_files
     from pipelines.sources.splits import find_splits as find_splits
     from pipelines.sources.table_files import read_table as read_table
-    from pipelines.writing.write import write_shards as write_shards
+    from pipelines.writing import write_shards as write_shards
 
 _ATTRIBUTES = {
     "Account": "pipelines.sources.account",
@@ -57,7 +57,7 @@ _ATTRIBUTES = {
     "read_table": "pipelines.sources.table_files",
     "restart_of": "pipelines.reading.position",
     "without_autotuning": "pipelines.reading.tuning",
-    "write_shards": "pipelines.writing.write",
+    "write_shards": "pipelines.writing",
 }
 
 __all__ = sorted(_ATTRIBUTES)

@@ -19,7 +19,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from pipelines import storage
 from pipelines.console import command_line
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format import record_file
 from pipelines.format.index import Index, load_index
 from pipelines.storage import AnyPath
@@ -107,13 +107,6 @@ def check(
 ) -> list[Epoch]:
     """Reads a folder as several workers would.
 
-    Args:
-        directory: A folder with an index.
-        num_workers: Number of input pipelines that divide the data.
-        batch_size: Records per batch of each worker.
-        num_epochs: Number of epochs to read.
-        shuffle_buffer: Size of the shuffle window in examples.
-
     Returns:
         The records read in each epoch.
 
@@ -153,17 +146,15 @@ def check(
 
 
 def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
-    """Returns the hashes of one worker's records, batch by batch."""
     import tensorflow as tf
 
     try:
         return [batch.tolist() for batch in dataset.as_numpy_iterator()]
     except tf.errors.OpError as error:
-        raise DataError(str(error.message).partition("\n")[0]) from None
+        raise DataError(cause_of(error)) from None
 
 
 def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:
-    """Returns the locations of all records by their hashes."""
     import tensorflow as tf
 
     from pipelines.format.examples import decode
@@ -194,7 +185,6 @@ def _records(directory: AnyPath, index: Index) -> Iterator[tuple[str, bytes]]:
 
 
 def _hash(example: dict[str, tf.Tensor]) -> tf.Tensor:
-    """Returns a hash of all features of an example."""
     import tensorflow as tf
 
     values = [tf.io.serialize_tensor(example[name]) for name in sorted(example)]

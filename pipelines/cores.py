@@ -27,9 +27,6 @@ def num_cores() -> int:
 def num_bound_cores(pid: int = 0) -> int:
     """Returns the number of cores that a process is bound to; all where systems do not bind any.
 
-    Args:
-        pid: The process; 0 for this one.
-
     Raises:
         OSError: Linux has no such process.
     """

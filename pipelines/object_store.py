@@ -22,11 +22,7 @@ _Result = TypeVar("_Result")
 NUM_ATTEMPTS = 4
 #: Options of every HTTP client. A stalled connection fails after `read_timeout` and is retried. The
 #: whole of an answer may take longer, because many requests share a slow connection.
-CLIENT_OPTIONS: dict[str, Any] = {
-    "connect_timeout": "10s",
-    "read_timeout": "20s",
-    "timeout": "10m",
-}
+CLIENT_OPTIONS: dict[str, Any] = {"connect_timeout": "10s", "read_timeout": "20s", "timeout": "10m"}
 #: Failed requests are repeated until `retry_timeout`. A server may be unreachable for that long.
 RETRY: dict[str, Any] = {"max_retries": 8, "retry_timeout": timedelta(minutes=2)}
 #: The same for large uploads, whose `read_timeout` includes the time that sending the data takes.
@@ -90,12 +86,7 @@ def library() -> Any:
 
 @functools.cache
 def store_of(root: str, for_uploads: bool = False) -> Any:
-    """Returns the store of a bucket, one per process. Stores in memory live as long as it does.
-
-    Args:
-        root: URL of the bucket.
-        for_uploads: Whether for large uploads, which may take long.
-    """
+    """Returns the store of a bucket, one per process. Stores in memory live as long as it does."""
     library()
     stores = importlib.import_module("obstore.store")
     if root.startswith("memory://"):
@@ -114,7 +105,6 @@ def store_of(root: str, for_uploads: bool = False) -> Any:
 
 
 def _endpoint() -> str | None:
-    """Returns the address of a server for S3, if one is set."""
     given = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
     for name, address in given.items():
         if not re.match("https?://.", address):

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from pipelines import storage
 from pipelines.console import command_line
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format import record_file
 from pipelines.format.feature import Feature
 from pipelines.format.index import Index, Shard, load_index
@@ -69,10 +69,7 @@ def _parser() -> ArgumentParser:
     parser = command_line.parser("show", _DESCRIPTION)
     parser.add_argument("directory", metavar="DIR", help="folder or URL with an index")
     parser.add_argument(
-        "--to",
-        "--out",
-        metavar="FILE",
-        help="PNG to write; default: DIR.png beside a local folder",
+        "--to", "--out", metavar="FILE", help="PNG to write; default: DIR.png beside a local folder"
     )
     parser.add_argument(
         "--num-images",
@@ -182,8 +179,9 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
         try:
             example = decode(tf.constant(record), displayed)
         except tf.errors.InvalidArgumentError as error:
-            problem = str(error.message).partition("\n")[0]
-            raise DataError(f"feature {image.name!r}: {problem}; see pipelines.verify") from None
+            raise DataError(
+                f"feature {image.name!r}: {cause_of(error)}; see pipelines.verify"
+            ) from None
         images.append(example[image.name].numpy())
         captions.append(_format_value(example[label.name].numpy(), label) if label else "")
     _save_sheet(images, captions, path)
@@ -216,7 +214,6 @@ _BACKGROUND, _INK = "white", "black"
 
 
 def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Path) -> None:
-    """Saves images as a square grid."""
     columns = math.ceil(math.sqrt(len(images)))
     rows = math.ceil(len(images) / columns)
     step_x, step_y = _CELL + _MARGIN, _CELL + _CAPTION + _MARGIN
@@ -233,7 +230,6 @@ def _save_sheet(images: Sequence[np.ndarray], captions: Sequence[str], path: Pat
 
 
 def _cell(image: np.ndarray) -> Image.Image:
-    """Returns an image, with values from 0 to 1, scaled to fit into a cell."""
     pixels = np.round(image * 255).astype(np.uint8)
     if pixels.ndim == 3 and pixels.shape[2] == 1:
         pixels = pixels[..., 0]

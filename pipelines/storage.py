@@ -23,14 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from pipelines.errors import DataError
 from pipelines.object_store import ChangedError as ChangedError
-from pipelines.object_store import (
-    TransferError,
-    library,
-    once,
-    repeated,
-    store_of,
-    translated,
-)
+from pipelines.object_store import TransferError, library, once, repeated, store_of, translated
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")

@@ -33,11 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify(directory: str, decode: bool = False, num_workers: int | None = None) -> None:
-    findings = verify(
-        storage.at(directory),
-        decode=decode,
-        num_workers=num_workers or num_cores(),
-    )
+    findings = verify(storage.at(directory), decode=decode, num_workers=num_workers or num_cores())
     problems = [f"{shard.path}: {problem}" for shard in findings for problem in shard.problems]
     for problem in problems:
         print(problem)
@@ -88,8 +84,6 @@ class Findings:
 
 
 class _Task(NamedTuple):
-    """One shard to check."""
-
     path: AnyPath
     shard: Shard
     features: tuple[Feature, ...]
@@ -99,11 +93,6 @@ class _Task(NamedTuple):
 
 def verify(directory: AnyPath, *, decode: bool, num_workers: int) -> list[Findings]:
     """Checks the records of a folder, and its shards against the index.
-
-    Args:
-        directory: A folder with an index.
-        decode: Whether to decode every record, as reading does.
-        num_workers: Number of processes that read.
 
     Returns:
         The findings of each shard, in the order of the index.

@@ -12,7 +12,7 @@ import pytest
 
 import tfdist
 from tests.support import ROOT
-from tests.support.packages import require_horovod
+from tests.support.commands import require_horovod
 from tfdist import errors
 from tfdist.__main__ import COMMANDS
 

@@ -56,7 +56,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     name, *rest = given or ["--help"]
     if name in ("--help", "-h"):
-        print(_help())
+        lines = [f"  {name:16} {what}" for name, (_, what) in COMMANDS.items()]
+        print(
+            "\n".join(
+                [
+                    "usage: tfdist COMMAND ...   (or python -m tfdist COMMAND ...)\n",
+                    *lines,
+                    "\nRun tfdist COMMAND --help for the flags of a command, and tfdist --version "
+                    "for the version.",
+                    "To pack data, use python -m pipelines.pack.",
+                ]
+            )
+        )
         return 0
     if name == "--version":
         print(f"tfdist {tfdist.__version__}")
@@ -69,27 +80,11 @@ def _run(given: Sequence[str]) -> int:
     return code
 
 
-def _help() -> str:
-    lines = [f"  {name:16} {what}" for name, (_, what) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: tfdist COMMAND ...   (or python -m tfdist COMMAND ...)\n",
-            *lines,
-            "\nRun tfdist COMMAND --help for the flags of a command, and tfdist --version for the "
-            "version.",
-            "To pack data, use python -m pipelines.pack.",
-        ]
-    )
-
-
 def _complete() -> list[str]:
     """Completes the word at the cursor with argcomplete: a command or one of its flags.
 
     Returns:
         The command whose parser completes its flags.
-
-    Raises:
-        SystemExit: The name of a command was completed, or argcomplete is not installed.
     """
     if importlib.util.find_spec("argcomplete") is None:
         raise SystemExit(1)

@@ -153,11 +153,7 @@ def requested_gpus(devices: int | str | Sequence[str] | None) -> list[int]:
 
 
 def use_gpus(positions: Sequence[int]) -> None:
-    """Hides all other GPUs from this process. Call it before TensorFlow is initialized.
-
-    Args:
-        positions: Indices among the currently visible GPUs.
-    """
+    """Hides all other GPUs from this process. Call it before TensorFlow is initialized."""
     gpus = tf.config.get_visible_devices("GPU")
     tf.config.set_visible_devices([gpus[i] for i in positions], "GPU")
 
@@ -240,7 +236,14 @@ def _with_remote(devices: str | Sequence[str]) -> list[str]:
                 f"divided over {started.size} processes. Name as many for each process."
             )
         parts = [names[rank * each : (rank + 1) * each] for rank in range(started.size)]
-        _check_servers(parts)
+        # TensorFlow's server keeps objects that all clients share, and a client may free them.
+        used = Counter(server for part in parts for server in connection.servers_of(part))
+        if shared := [server for server, number in used.items() if number > 1]:
+            raise DeviceError(
+                f"Several processes would use the device server {', '.join(shared)}, but a server "
+                "serves one process. Start a server for each process, at ports of their own and "
+                "with GPUs of their own (CUDA_VISIBLE_DEVICES)."
+            )
         names = parts[started.rank]
     if not connection.names_remote(names):
         return resolve(names, 1)
@@ -250,23 +253,6 @@ def _with_remote(devices: str | Sequence[str]) -> list[str]:
     if len(set(full)) < len(full):
         raise DeviceError(f"devices={names}: expected one or more different names.")
     return full
-
-
-def _check_servers(parts: Sequence[Sequence[str]]) -> None:
-    """Refuses a device server that several processes would use: it crashes at times.
-
-    TensorFlow's server keeps objects that all clients share, and a client may free them.
-
-    Raises:
-        DeviceError: The parts of two processes name the same server.
-    """
-    used = Counter(server for part in parts for server in connection.servers_of(part))
-    if shared := [server for server, number in used.items() if number > 1]:
-        raise DeviceError(
-            f"Several processes would use the device server {', '.join(shared)}, but a server "
-            "serves one process. Start a server for each process, at ports of their own and with "
-            "GPUs of their own (CUDA_VISIBLE_DEVICES)."
-        )
 
 
 def refuse_remote(devices: object, what: str, reason: str) -> None:
@@ -325,7 +311,6 @@ def _first(num_devices: int) -> list[str]:
 
 
 def _split_cpu(num_devices: int) -> None:
-    """Creates `num_devices` logical CPU devices, if there are fewer."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu)
     if num_devices <= len(configured or [None]):

@@ -64,13 +64,25 @@ def launch(options: Options) -> Failure | None:
     """
     _check_reads_no_input(options.command)
     if not (options.hosts or options.dry_run or options.print_slurm or options.print_k8s):
-        _check_alone()
+        outer = discover()
+        if outer.size > 1 and not slurm.is_interactive(os.environ):
+            raise ClusterError(
+                f"{outer.source} started {outer.size} processes, and the launcher would start a "
+                "separate run in each. Start the training command directly in each of them, "
+                "without the launcher; or start the launcher in each with --hosts and --on."
+            )
     if options.print_slurm:
         print(manifests.slurm(options.resuming), end="")
     elif options.print_k8s:
         print(manifests.kubernetes(options.resuming), end="")
     elif options.hosts and options.via == "processes" and not (options.on or options.dry_run):
-        _print_for_each_host(options)
+        hosts = ",".join(f"{host}:{number}" for host, number in options.hosts.items())
+        given = ["--hosts", hosts, "--port", str(options.port)]
+        if options.gpus_per_worker:
+            given += ["--gpus-per-worker", str(options.gpus_per_worker)]
+        for host in options.hosts:
+            line = [sys.executable, "-m", "tfdist.launch", *given, "--on", host, "--"]
+            print(f"# on {host}\n{shlex.join([*line, *options.command])}")
     elif options.via == "ray":
         return _run_on_ray(options)
     elif options.elastic:
@@ -79,21 +91,6 @@ def launch(options: Options) -> Failure | None:
         restarts = Restarts(options.max_restarts)
         return run_with_restarts(lambda: _attempt(options, restarts), restarts)
     return None
-
-
-def _check_alone() -> None:
-    """Raises an error in one of several processes, each of which would start a run of its own.
-
-    Raises:
-        ClusterError: Another launcher or a platform started several processes.
-    """
-    outer = discover()
-    if outer.size > 1 and not slurm.is_interactive(os.environ):
-        raise ClusterError(
-            f"{outer.source} started {outer.size} processes, and the launcher would start a "
-            "separate run in each. Start the training command directly in each of them, without "
-            "the launcher; or start the launcher in each with --hosts and --on."
-        )
 
 
 def with_strategy(options: Options) -> Options:
@@ -175,7 +172,13 @@ def _run(running: Sequence[Process], options: Options, **how: Any) -> Failure | 
             print(f"[{process.name}] {process.line()}")
         return None
     if options.on or not options.hosts:
-        _check_script(options.command)
+        interpreter, *words = options.command
+        script = next((word for word in words if word != "-u"), "-")
+        is_python = re.fullmatch(r"python[\d.]*", Path(interpreter).name)
+        if is_python and not script.startswith("-") and not Path(script).exists():
+            raise ConfigurationError(
+                f"{script}: there is no such script. Give its path from {Path.cwd()}."
+            )
     # The launchers of several hosts cannot share a new secret, so users set one.
     secret = {} if options.on else secret_environ()
     return processes.run(running, grace=options.grace, environ=secret, **how)
@@ -225,17 +228,6 @@ def _has_program(
     return False
 
 
-def _check_script(command: Sequence[str]) -> None:
-    """Raises an error if the script of `python SCRIPT` does not exist on this host."""
-    interpreter, *words = command
-    script = next((word for word in words if word != "-u"), "-")
-    is_python = re.fullmatch(r"python[\d.]*", Path(interpreter).name)
-    if is_python and not script.startswith("-") and not Path(script).exists():
-        raise ConfigurationError(
-            f"{script}: there is no such script. Give its path from {Path.cwd()}."
-        )
-
-
 def _run_workers(
     options: Options, gpu_slots: Sequence[int] = (), seconds: float | None = None
 ) -> Failure | None:
@@ -266,17 +258,6 @@ def _run_workers(
     serves = options.on in (None, slots[0].host)
     with plan.rendezvous(planned, slots) if serves else nullcontext():
         return _run(here, options, seconds=seconds)
-
-
-def _print_for_each_host(options: Options) -> None:
-    """Prints the command to run on each host."""
-    hosts = ",".join(f"{host}:{number}" for host, number in options.hosts.items())
-    given = ["--hosts", hosts, "--port", str(options.port)]
-    if options.gpus_per_worker:
-        given += ["--gpus-per-worker", str(options.gpus_per_worker)]
-    for host in options.hosts:
-        line = [sys.executable, "-m", "tfdist.launch", *given, "--on", host, "--"]
-        print(f"# on {host}\n{shlex.join([*line, *options.command])}")
 
 
 def _named(options: Options) -> Options:

@@ -578,11 +578,6 @@ class Trainer:
     ) -> tuple[Callable[[keras.callbacks.CallbackList], Logs], ValidationData | None]:
         """Returns a function that evaluates during training, from the start of the data.
 
-        Args:
-            data: As `validation_data` of `fit`.
-            batch_size: Size of the global batch.
-            steps: Steps per evaluation.
-
         Returns:
             The function, and the data unless an override of `evaluate` reads them.
         """
@@ -615,7 +610,6 @@ class Trainer:
 
 
 def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    """Checks that an option has one of its values."""
     if value not in choices:
         raise ConfigurationError(f"{option}={value!r}: expected one of {', '.join(choices)}.")
 

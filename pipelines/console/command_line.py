@@ -38,11 +38,6 @@ def run(
 ) -> int:
     """Parses a command line, calls `command` with its values, and returns the exit code.
 
-    Args:
-        parser: The parser of the command.
-        command: Takes the parsed values as keyword arguments, prints results and raises errors.
-        arguments: The command line without the program's name; None: that of this process.
-
     Returns:
         0 on success, 1 after an error (printed as one line), 130 after an interrupt.
     """

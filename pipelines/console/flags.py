@@ -30,13 +30,7 @@ _PROBLEMS = {
 
 
 def parser(program: str, description: str, **options: Any) -> ArgumentParser:
-    """Returns an empty parser, which raises its errors; add arguments as in argparse.
-
-    Args:
-        program: Name of the command in the usage line.
-        description: Description of the command.
-        options: Further arguments of `ArgumentParser`.
-    """
+    """Returns an empty parser, which raises its errors; add arguments as in argparse."""
     return ArgumentParser(
         prog=program,
         description=description,

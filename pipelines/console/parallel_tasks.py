@@ -104,7 +104,6 @@ def _in_processes(
 
 
 def _start(done: Any, stop: Any, pickled: bytes) -> None:
-    """Prepares a worker process."""
     # Ctrl-C reaches every process of the terminal, but only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A parent that was killed cannot stop its workers.

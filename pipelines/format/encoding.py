@@ -68,7 +68,6 @@ def _add_field(message: Any, name: str, number: int, kind: str) -> Any:
 
 
 def _stored_kind(feature: Feature) -> str:
-    """Returns the field of `tf.train.Feature` that holds the values."""
     if feature.encoding != "list":
         return "bytes_list"
     return "float_list" if feature.dtype.startswith("float") else "int64_list"
@@ -107,7 +106,6 @@ def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
 
 
 def _values(value: object, feature: Feature) -> Sequence[Any] | np.ndarray:
-    """Returns the values to store."""
     if feature.is_image:
         return [_checked_image(value, feature)]
     if feature.dtype == "string":
@@ -175,10 +173,6 @@ def _same_shape(shape: tuple[int, ...], feature: Feature) -> bool:
 
 def parse_message(data: bytes, name: str) -> Any:
     """Parses a record as a `tf.train.Example` message.
-
-    Args:
-        data: The record's bytes.
-        name: The record's name in the error message.
 
     Raises:
         DataError: The record is not a `tf.train.Example`.

@@ -85,8 +85,6 @@ def _rows(values: tf.Tensor | tf.RaggedTensor, feature: Feature) -> tf.Tensor | 
 
 
 def _pixels(encoded: tf.Tensor, feature: Feature) -> tf.Tensor:
-    """Decodes one image, or a batch of images of the same size."""
-
     def decode_one(image: tf.Tensor) -> tf.Tensor:
         if feature.encoding == "jpeg":
             pixels = tf.io.decode_jpeg(image, channels=feature.shape[2])

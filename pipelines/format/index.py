@@ -133,11 +133,6 @@ def check_shards(
 ) -> None:
     """Checks that files exist and have the sizes, and optionally the SHA-256, of the index.
 
-    Args:
-        directory: The folder of the files.
-        shards: The shards to check.
-        checksums: Whether to read the files and compare their SHA-256.
-
     Raises:
         DataError: A file is missing or differs; the message names the first one.
     """

@@ -76,10 +76,7 @@ def _load(path: AnyPath, index: Index) -> np.ndarray | None:
     except OSError:
         return None
     # NumPy does not document what it raises for a damaged archive: zip, pickle and key errors.
-    with (
-        contextlib.suppress(Exception),
-        np.load(io.BytesIO(data), allow_pickle=False) as archive,
-    ):
+    with contextlib.suppress(Exception), np.load(io.BytesIO(data), allow_pickle=False) as archive:
         if archive["of"].item() == _fingerprint(index):
             table = archive["offsets"]
             if _is_plausible(table, index):
@@ -134,6 +131,5 @@ def _walk(directory: AnyPath, shard: Shard) -> np.ndarray:
 
 
 def _fingerprint(index: Index) -> str:
-    """Returns a hash of what the index says about the shards."""
     shards = "".join(shard.model_dump_json() for shard in index.shards)
     return hashlib.sha256(shards.encode()).hexdigest()

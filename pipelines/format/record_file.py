@@ -240,11 +240,6 @@ def split(data: bytes, begins: np.ndarray) -> list[bytes] | None:
 def read_at(file: BinaryIO, offset: int, num_bytes: int | None = None) -> bytes:
     """Returns the data of the record at an offset of an uncompressed file.
 
-    Args:
-        file: The file.
-        offset: The offset.
-        num_bytes: Size of the file, if known.
-
     Raises:
         DamageError: The record is damaged.
     """
@@ -314,7 +309,6 @@ def _next_valid(file: BinaryIO, offset: int) -> int | None:
 
 @contextlib.contextmanager
 def _contents(file: BinaryIO) -> Iterator[mmap.mmap | bytes]:
-    """Maps a local file into memory, or reads one that is not local."""
     try:
         descriptor = file.fileno()
     except io.UnsupportedOperation:

@@ -22,7 +22,7 @@ from pipelines.format.index import INDEX_NAME
 from pipelines.sources.account import Account, print_account, save_account
 from pipelines.sources.source import list_again, listing
 from pipelines.storage import AnyPath
-from pipelines.writing.publish import write_index
+from pipelines.writing import write_index
 
 #: Files of tensorflow-datasets and of this package, which are no data.
 _METADATA = re.compile(r"(features|dataset_info|account)\.json|.*\.labels\.txt|offsets\.npz")
@@ -58,15 +58,14 @@ def _make(
         raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
     account = _account(folder, shards, files)
+    index, table = make_index(shards, target, declared, num_workers or num_cores(), account)
     if strict:
         account.check_strict()
-    index, table = make_index(shards, target, declared, num_workers or num_cores())
     if isinstance(target, Path):
         target.mkdir(parents=True, exist_ok=True)
     link_shards(index, shards, target)
     if not index.compression:
         offsets.store(target, index, table)
-    account.use("examples", index.num_records)
     save_account(target, account)
     write_index(target, index)
     command_line.print_summary(index, target)

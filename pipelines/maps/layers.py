@@ -105,7 +105,6 @@ class _Seeds(keras.random.SeedGenerator):
 
 @contextmanager
 def _drawing_from(layer: keras.layers.Layer, seed: tf.Tensor) -> Iterator[None]:
-    """Makes a layer and its inner layers draw from a seed within the block."""
     seeds = _Seeds(seed)
     random = [inner for inner in _with_inner(layer, {}) if hasattr(inner, "generator")]
     before = [vars(inner)["generator"] for inner in random]

@@ -31,7 +31,7 @@ from pipelines.sources import open_source
 from pipelines.sources.account import Account, load_account
 from pipelines.sources.source import Options, Source
 from pipelines.storage import AnyPath
-from pipelines.writing.publish import ShardWriter, existing_index, explain_full_disk, shard_name
+from pipelines.writing import ShardWriter, existing_index, explain_full_disk, shard_name
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,6 @@ def default_num_workers(source: Source) -> int:
 
 
 def _encode_sample(source: Source) -> float:
-    """Returns the mean size of a fixed sample of records."""
     numbers = list(range(0, len(source), -(-len(source) // _NUM_SAMPLES)))
     sizes = [len(encode(example, source.features)) for example in source.examples(numbers)]
     return sum(sizes) / max(len(sizes), 1)
@@ -126,8 +125,6 @@ _NUM_BETWEEN_REPORTS = 50
 
 
 class _ShardTask(NamedTuple):
-    """One shard to write: its name and the numbers of its examples."""
-
     name: str
     numbers: np.ndarray
 
@@ -219,7 +216,6 @@ def pack(
 def _write_missing(
     plan: Plan, work: WorkFolder, num_workers: int | None, part: Part | None, by_ray: bool
 ) -> None:
-    """Writes the shards, of all or of one part, that are not finished."""
     names = {i: shard_name(i, plan.num_shards) for i in range(plan.num_shards)}
     if part:
         names = {i: name for i, name in names.items() if i % part.num_parts == part.number}
@@ -249,7 +245,6 @@ def _write_shard(
     task: _ShardTask,
     advance: parallel_tasks.Advance,
 ) -> FinishedShard:
-    """Writes one shard, and records that it is finished."""
     work.check()
     source.changes = Account()
     num_since_report = 0

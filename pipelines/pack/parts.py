@@ -101,12 +101,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def slurm_script(arguments: Sequence[str], num_parts: int) -> str:
-    """Returns an array job for `sbatch`. A task that failed can be submitted again.
-
-    Args:
-        arguments: Arguments of the command without those of parts.
-        num_parts: Number of tasks.
-    """
+    """Returns an array job for `sbatch`. A task that failed can be submitted again."""
     command = shlex.join(_command(arguments, num_parts))
     return (
         f"#!/bin/bash\n#SBATCH --job-name={_NAME}\n#SBATCH --array=0-{num_parts - 1}\n"
@@ -115,13 +110,7 @@ def slurm_script(arguments: Sequence[str], num_parts: int) -> str:
 
 
 def kubernetes_job(arguments: Sequence[str], num_parts: int, image: str | None) -> str:
-    """Returns the manifest of an indexed job, for `kubectl apply -f -`.
-
-    Args:
-        arguments: Arguments of the command without those of parts.
-        num_parts: Number of pods.
-        image: Image of the container; None: a placeholder.
-    """
+    """Returns the manifest of an indexed job, for `kubectl apply -f -`."""
     container = {
         "name": _NAME,
         "image": image or _IMAGE,
@@ -135,12 +124,7 @@ def kubernetes_job(arguments: Sequence[str], num_parts: int, image: str | None) 
         "backoffLimitPerIndex": 3,
         "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
     }
-    job = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": _NAME},
-        "spec": spec,
-    }
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": _NAME}, "spec": spec}
     return yaml.safe_dump(job, sort_keys=False)
 
 

@@ -29,7 +29,7 @@ from pipelines.format.index import INDEX_NAME, Index, Shard
 from pipelines.pack.parts import Part
 from pipelines.sources.account import Account, save_account
 from pipelines.storage import AnyPath, RemotePath
-from pipelines.writing.publish import (
+from pipelines.writing import (
     LEFTOVERS,
     PACKING,
     existing_index,

@@ -60,13 +60,6 @@ def measure(
 ) -> list[Stage]:
     """Measures the stages of reading a folder.
 
-    Args:
-        directory: The folder.
-        batch_size: Records per batch.
-        size: Height and width to which images are cropped and scaled.
-        seconds: Duration of the measurement of each stage.
-        tuning: Performance settings.
-
     Raises:
         DataError: The folder cannot be read.
     """
@@ -117,7 +110,6 @@ def _pipelines_by_stage(folder: Folder, size: images.Size) -> dict[str, tf.data.
 
 
 def _rate(dataset: tf.data.Dataset, num_records: int, seconds: float) -> float:
-    """Returns records per second, where each element represents `num_records`."""
     dataset = dataset.prefetch(tf.data.AUTOTUNE).with_options(DEFAULT.options(deterministic=True))
     iterator = iter(dataset)
     next(iterator)

@@ -119,18 +119,15 @@ def sequential_reader(compression: Compression, num_together: int) -> Reader:
 
 
 def _opened(path: tf.Tensor) -> tf.data.Dataset:
-    """Returns an empty dataset, which raises an error if the file cannot be opened."""
     return tf.data.FixedLengthRecordDataset(path, 1, buffer_size=1).take(1).skip(1)
 
 
 def _check_exists(path: tf.Tensor) -> None:
-    """Raises `tf.errors.NotFoundError` for a file that is missing."""
     opened = _opened(path).reduce(np.int64(0), lambda count, _: count + 1)
     tf.debugging.assert_equal(opened, np.int64(0))
 
 
 def _fail(block: Blocks) -> Records:
-    """Fails with an error that names the file only."""
     _check_exists(block.path)
     problem = ": corrupt or truncated: it has fewer readable records than the index; restore it"
     tf.debugging.Assert(False, [block.path + problem])

@@ -170,7 +170,6 @@ def _quotas(counts: Sequence[int], remaining: int) -> list[int]:
 
 
 def _run(shards: Sequence[Shard], start: int, stop: int) -> list[ShardRange]:
-    """Returns records `start` to `stop` of concatenated shards."""
     ranges, begin = [], 0
     for shard in shards:
         end = begin + shard.num_records

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from pipelines import storage
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format import offsets
 from pipelines.format.examples import decode
 from pipelines.format.index import Index, check_shards, load_index
@@ -28,8 +28,7 @@ from pipelines.reading.blocks import (
     records_per_block,
 )
 from pipelines.reading.position import Record
-from pipelines.reading.range_cache import cache_ranges
-from pipelines.reading.read_ahead import Fetch
+from pipelines.reading.read_ahead import Fetch, cache_ranges
 from pipelines.reading.remote_reader import fetch_range, remote_reader, remote_sequential_reader
 from pipelines.reading.tuning import DEFAULT, Tuning
 from pipelines.storage import AnyPath, RemotePath
@@ -181,18 +180,27 @@ class Folder:
         return file, number - int(ends[shard]) + num_records
 
     def batch(self, epoch: int, begin: int, size: int) -> list[Record]:
-        """Returns some records of an epoch with their places.
-
-        Args:
-            epoch: The epoch.
-            begin: Number of its records before them.
-            size: Number of records; fewer at the end of the epoch.
-        """
+        """Returns some records of an epoch with their places."""
         records = self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size)
         return [
             Record(*self._position(int(record.numbers)), record.serialized.numpy())
             for record in records
         ]
+
+    def problem(
+        self, make: Callable[[tf.Tensor, tf.Tensor], Any], epoch: int, begin: int, size: int
+    ) -> str | None:
+        """Returns which of some records `make` fails for, and why; None if it fails for none."""
+        make, seed = tf.function(make), order.epoch_seed(self.seed, tf.constant(epoch, tf.int64))
+        records = self.records(tf.constant([epoch, begin], tf.int64)).unbatch().take(size)
+        for record in records:
+            try:
+                make(record.serialized, order.example_seeds(seed, record.numbers))
+            except tf.errors.OpError as error:
+                file, position = self._position(int(record.numbers))
+                skip = "; repair it, or skip it with on_corrupt='skip'" if self._images else ""
+                return f"{file}: record {position}: {cause_of(error)}{skip}"
+        return None
 
     def stream(self, starts: tf.data.Dataset) -> tf.data.Dataset:
         """Returns the records of epochs with their seeds.
@@ -271,7 +279,6 @@ def _remote_reader(
 
 
 def _fingerprint(index: Index, ranges: Sequence[ShardRange]) -> str:
-    """Returns a hash of the shards and of the ranges that a pipeline reads."""
     texts = [shard.model_dump_json() for shard in index.shards]
     texts += [f"{shard.name} {start} {stop}" for shard, start, stop in ranges]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:16]

@@ -119,7 +119,6 @@ def shuffled(
 
 
 def _rest(blocks: Blocks, num_records: tf.Tensor) -> Blocks:
-    """Returns the blocks without their first `num_records` records."""
     begins = tf.cumsum(blocks.count, exclusive=True)
     blocks = blocks._replace(skip=tf.maximum(num_records - begins, 0))
     return blocks.rows(tf.where(begins + blocks.count > num_records)[:, 0])

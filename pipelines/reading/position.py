@@ -57,6 +57,8 @@ _peeks: list[object] = []
 
 #: Returns the records of the batch at a position.
 Locate = Callable[[Position], list[Record]]
+#: Returns what fails, and in which record, in a number of batches from a position on.
+Explain = Callable[[Position, int], str | None]
 
 
 @contextmanager
@@ -128,6 +130,7 @@ class Restart:
         make: Returns the dataset for a function that is called at the start of each iteration.
         first: Start of the original dataset.
         locate: Returns the records of the batch at a position; None if their order is not known.
+        explain: Returns which record cannot be an example; None for a mixture.
 
     Attributes:
         num_iterations: Number of completed iterations, as recorded by the user of the dataset.
@@ -138,8 +141,9 @@ class Restart:
         make: Callable[[Callable[[], Position]], tf.data.Dataset],
         first: Position,
         locate: Locate | None = None,
+        explain: Explain | None = None,
     ) -> None:
-        self._make, self._first, self._locate = make, first, locate
+        self._make, self._first, self._locate, self._explain = make, first, locate, explain
         self.num_iterations = 0
 
     def records(self, iteration: int, batch: int) -> list[Record] | None:
@@ -157,6 +161,25 @@ class Restart:
         if self._locate is None:
             return None
         return self._locate(self._position(iteration, batch))
+
+    def problem(self, iteration: int, batch: int, num_batches: int) -> str | None:
+        """Returns which record cannot be an example, and why, such as an image that is cut off.
+
+        TensorFlow's own error names neither the file nor the record.
+
+        Example:
+            >>> restart = pipelines.restart_of(pipelines.read("data/digits", 64, seed=1))
+            >>> print(restart.problem(0, 20, num_batches=2))
+            None
+
+        Args:
+            iteration: As for `records`.
+            batch: The first batch to look at.
+            num_batches: Number of batches to look at.
+        """
+        if self._explain is None:
+            return None
+        return self._explain(self._position(iteration, batch), num_batches)
 
     def dataset(self, where: Callable[[], tuple[int, int]]) -> tf.data.Dataset:
         """Returns the dataset with a function that determines the start of each iteration.
@@ -193,8 +216,9 @@ def with_restart(
     make: Callable[[Callable[[], Position]], tf.data.Dataset],
     start: Position | Callable[[], Position],
     locate: Locate | None = None,
+    explain: Explain | None = None,
 ) -> tf.data.Dataset:
     """Attaches a `Restart` to a dataset, unless a function determines its start already."""
     if not callable(start):
-        setattr(dataset, ATTRIBUTE, Restart(make, start, locate))
+        setattr(dataset, ATTRIBUTE, Restart(make, start, locate, explain))
     return dataset

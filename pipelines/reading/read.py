@@ -88,7 +88,9 @@ def read(
 
     Raises:
         DataError: The index or a shard is missing or has another size. A shard that is found to be
-            corrupt while reading raises `tf.errors.InvalidArgumentError` with file and byte.
+            corrupt while reading raises `tf.errors.InvalidArgumentError` with file and byte. An
+            error of TensorFlow about an image or of `map_fn` does not name the record: a `Trainer`
+            does, and `Restart.problem`.
         ValueError: An option has an unknown value; the batch cannot be divided among the pipelines;
             `start` is given for an order that is not reproducible; `cache` or
             `on_corrupt="skip"` is combined with `data_service`; or `mix_fn` is combined with
@@ -167,7 +169,14 @@ def read(
     def locate(position: Position) -> list[Record]:
         return folder.batch(position.epoch, position.batch * batch_size, batch_size)
 
-    return with_restart(dataset, again, start, None if cache or divided else locate)
+    def explain(position: Position, num_batches: int) -> str | None:
+        make = mapper.map_and_augment
+        if cache:  # filled in the order of the files
+            return folder.problem(make, position.epoch, 0, folder.num_records)
+        begin, size = position.batch * batch_size, num_batches * batch_size
+        return folder.problem(make, position.epoch, begin, size)
+
+    return with_restart(dataset, again, start, None if cache or divided else locate, explain)
 
 
 def _check_start(start: Position | Callable[[], Position], *, repeatable: bool) -> None:

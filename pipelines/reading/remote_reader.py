@@ -70,12 +70,7 @@ def remote_reader(
 
 
 def remote_sequential_reader(compression: Compression, num_together: int) -> Reader:
-    """Returns a reader of compressed remote files, each of which is read from its beginning.
-
-    Args:
-        compression: Compression of the files.
-        num_together: Records per element.
-    """
+    """Returns a reader of compressed remote files, each of which is read from its beginning."""
 
     def read(blocks: list[Blocks]) -> Iterator[Records]:
         for block in blocks:
@@ -117,8 +112,6 @@ def _reuse_large_buffers() -> None:
 
 
 def _reader(read: Callable[[list[Blocks]], Iterator[Records]]) -> Reader:
-    """Returns a reader that runs a generator for the blocks of each epoch."""
-
     def elements(*columns: np.ndarray) -> Iterator[tuple[Records, bytes]]:
         """Yields an error as the last element, which keeps its message and type in the graph."""
         _reuse_large_buffers()

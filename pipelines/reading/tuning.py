@@ -117,14 +117,7 @@ def _no_autotuning() -> tf.data.Options:
 def through_data_service(
     dataset: tf.data.Dataset, address: str, batch_size: int, *, drop_remainder: bool
 ) -> tf.data.Dataset:
-    """Runs a dataset on a `tf.data` service, and forms full batches here.
-
-    Args:
-        dataset: Batches of up to `batch_size`. Every worker ends with a partial batch.
-        address: Address of the dispatcher, `grpc://HOST:PORT`.
-        batch_size: Rows per batch.
-        drop_remainder: Whether to drop a partial last batch.
-    """
+    """Runs a dataset on a `tf.data` service, and forms full batches here."""
     options = tf.data.Options()
     # Random operations have a state, which a restarted worker does not restore.
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE

@@ -19,7 +19,7 @@ from pipelines.sources.source import (
     is_folder,
     list_again,
     listing,
-    read_only,
+    read_split,
 )
 from pipelines.storage import AnyPath
 
@@ -97,6 +97,8 @@ def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, 
     folders = splits.split_folders(path, options.splits)
     if folders:
         split = splits.choose(str(path), folders, options.split)
+        others = [(f, listing(f).files) for name, f in folders.items() if name != split]
+        read_split(folders[split], None, others)
         return folders[split], kind, split
     kind = _kind_of(str(path)) if kind == "auto" else kind
     suffixes = None if kind == "images" else _module(kind).SUFFIXES
@@ -108,12 +110,12 @@ def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, 
             raise DataError(f"--splits: nothing in {path} has such a name, got {options.splits!r}")
         return path, kind, None
     split = splits.choose(str(path), files, options.split)
-    read_only(path, files[split])
+    others = [(path, paths) for name, paths in files.items() if name != split]
+    read_split(path, files[split], others)
     return path, kind, split
 
 
 def _kind_of(location: str) -> str:
-    """Detects the format of a location."""
     # A dictionary by module, because a module may have two names.
     kinds = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
     if len(kinds) == 1:

@@ -85,7 +85,6 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _files(path: AnyPath) -> tuple[list[AnyPath], AnyPath]:
-    """Returns the files of a location, and the path to which their names are relative."""
     if is_folder(path):
         return files_below(path, {".npy"}), path
     return [path], path if isinstance(path, Path) else path.parent

@@ -112,7 +112,6 @@ def _read_attributes(path: Path) -> tuple[tuple[str, ...], dict[str, list[bool]]
 
 
 def _chosen(path: Path, split: str, attributes: dict[str, list[bool]]) -> list[str]:
-    """Returns the images of a split, in the order of the list of attributes."""
     if split == "all":
         return list(attributes)
     if not path.is_file():

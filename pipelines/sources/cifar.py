@@ -160,7 +160,6 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _unpickled(file: Path) -> dict[str, Any]:
-    """Returns the dictionary in a file of a Python version."""
     try:
         # The files were written by Python 2, whose strings are bytes, including array data.
         loaded = _ArraysOnly(io.BytesIO(file.read_bytes()), encoding="latin1").load()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 
-from pipelines.errors import DataError
+from pipelines.errors import DataError, cause_of
 from pipelines.format.feature import Feature, image_format
 
 
@@ -46,10 +46,9 @@ def check(data: bytes, feature: Feature, name: str) -> None:
         else:
             tf.io.decode_png(data, channels=feature.shape[2], dtype=feature.dtype)
     except (tf.errors.OpError, UnicodeDecodeError) as error:  # messages may quote bytes
-        reason = str(getattr(error, "message", error)).partition("\n")[0].partition(" [Op:")[0]
         raise DamagedError(
             f"{name}: TensorFlow cannot decode this {feature.encoding}, although other programs "
-            f"may: {reason}; save it again or remove it"
+            f"may: {cause_of(error)}; save it again or remove it"
         ) from None
 
 

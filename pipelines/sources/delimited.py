@@ -12,13 +12,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pipelines.errors import DataError
-from pipelines.sources.encodings import (
-    Encoding,
-    decoding_error,
-    encoding_of,
-    open_bytes,
-    open_text,
-)
+from pipelines.sources.arrow import csv as arrow_csv
+from pipelines.sources.arrow import pa
+from pipelines.sources.encodings import Encoding, decoding_error, encoding_of, open_bytes, open_text
 from pipelines.sources.source import Options, suffix_of
 from pipelines.sources.types import is_number
 from pipelines.storage import AnyPath
@@ -62,9 +58,6 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
         DataError: A quote is never closed, a row is longer or shorter than the header, or bytes
             do not belong to the given encoding.
     """
-    import pyarrow as pa
-    from pyarrow import csv as arrow
-
     limit = csv.field_size_limit(sys.maxsize)  # of the characters in a cell
     try:
         dialect = _dialect(file, options)
@@ -75,21 +68,21 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
     try:
 
         def table(*, use_threads: bool) -> Any:
-            return arrow.read_csv(
+            return arrow_csv.read_csv(
                 open_bytes(file),
-                read_options=arrow.ReadOptions(
+                read_options=arrow_csv.ReadOptions(
                     encoding=dialect.encoding.name,
                     block_size=_BLOCK_BYTES,
                     use_threads=use_threads,
                     skip_rows=dialect.skip,
                     column_names=dialect.names,
                 ),
-                parse_options=arrow.ParseOptions(
+                parse_options=arrow_csv.ParseOptions(
                     delimiter=dialect.delimiter,
                     quote_char=dialect.quote or False,
                     newlines_in_values=True,
                 ),
-                convert_options=arrow.ConvertOptions(
+                convert_options=arrow_csv.ConvertOptions(
                     default_column_type=pa.string(), strings_can_be_null=True, null_values=[""]
                 ),
             )
@@ -175,7 +168,6 @@ def _first_lines(file: AnyPath, encoding: Encoding) -> list[str]:
 
 
 def _divides(lines: list[str], delimiter: str, quote: str | None) -> bool:
-    """Returns whether every row has the same number of cells, which is more than one."""
     rows = [row for row in _rows(iter(lines), delimiter, quote) if row]
     # The last lines of the sample may begin a row that continues after it.
     widths = {len(row) for row in rows[:-1] or rows}
@@ -191,7 +183,6 @@ def _rows(lines: Iterator[str], delimiter: str, quote: str | None, **options: An
 def _sniffed(
     lines: list[str], usual: str, quote: str | None, is_quote_given: bool
 ) -> tuple[str, str | None]:
-    """Returns the delimiter and quote that divide the rows evenly, or the usual ones."""
     try:
         dialect = csv.Sniffer().sniff("".join(lines)[:_SNIFFED_CHARACTERS], delimiters=_OTHERS)
     except csv.Error:

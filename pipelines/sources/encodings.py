@@ -11,13 +11,13 @@ import itertools
 import lzma
 import re
 import zipfile
-from collections.abc import Iterable
 from typing import Any, BinaryIO, NamedTuple, TextIO
 
 import charset_normalizer
 
 from pipelines.errors import DataError
 from pipelines.format.record_file import INFLATE_ERRORS
+from pipelines.sources.arrow import pa
 from pipelines.storage import AnyPath
 
 UTF8 = "utf-8"
@@ -140,8 +140,6 @@ def _unpack(mark: bytes, opened: BinaryIO, file: AnyPath) -> bytes:
     unpack: dict[bytes, Any] = {b"\x1f": gzip.open, b"B": bz2.open, b"\xfd": lzma.open}
     if mark[:1] in unpack:
         return bytes(unpack[mark[:1]](opened).read())
-    import pyarrow as pa
-
     return bytes(pa.CompressedInputStream(opened, "zstd").read())
 
 
@@ -189,7 +187,8 @@ def _likeliest(opened: BinaryIO, file: AnyPath, invalid: int) -> str:
     sample = opened.read(_SAMPLE_BYTES)
     if b"\0" not in sample:
         opened.seek(0)
-        sample = _first_bytes(line for line in opened if not line.isascii())
+        lines = (line for line in opened if not line.isascii())
+        sample = b"".join(itertools.islice(lines, _SAMPLE_BYTES // 64))[:_SAMPLE_BYTES]
     text = sample.decode(UTF8, "replace")
     if sum(not c.isascii() for c in text) > 2 * text.count("\ufffd") and "\0" not in text:
         raise DataError(
@@ -209,7 +208,3 @@ def _likeliest(opened: BinaryIO, file: AnyPath, invalid: int) -> str:
     equal = [m for m in matches if m.chaos <= matches[0].chaos]
     is_western = any(_WESTERN in m.could_be_from_charset for m in equal)
     return _WESTERN if is_western else str(matches[0].encoding)
-
-
-def _first_bytes(lines: Iterable[bytes]) -> bytes:
-    return b"".join(itertools.islice(lines, _SAMPLE_BYTES // 64))[:_SAMPLE_BYTES]

@@ -100,7 +100,6 @@ def open_source(location: str, options: Options) -> Source:
 
 
 def _images(folder: Path, split: str) -> tuple[list[_Image], list[Path]]:
-    """Returns the images of a split sorted by name, and the files that contain them."""
     images, archive = folder / _FOLDERS[split], folder / _ARCHIVES[split]
     if images.is_dir():
         files = files_below(images, {".jpeg", ".jpg"})
@@ -151,7 +150,6 @@ _META = "ILSVRC2012_devkit_t12/data/meta.mat"
 
 
 def _validation_wnids(folder: Path, num_images: int) -> list[str]:
-    """Returns the WordNet id of each validation image, in the order of the file names."""
     # SciPy is slow to import, and only needed for these images.
     from scipy.io import loadmat
 
@@ -167,7 +165,6 @@ def _validation_wnids(folder: Path, num_images: int) -> list[str]:
 
 
 def _devkit_files(folder: Path) -> list[Path]:
-    """Returns the existing files of the kit that determine the classes."""
     return [path for name in (_GROUND_TRUTH, _META, _DEVKIT) if (path := folder / name).is_file()]
 
 

@@ -39,7 +39,7 @@ _DEFAULT_QUALITY = 95
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _GRAY = ("1", "L", "I", "LA")
 #: What Pillow raises for damaged files.
-_DAMAGE = (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+DAMAGE = (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 #: The largest height and width of a JPEG.
 _LARGEST_SIDE = 65_500
 _ORIENTATION = 0x0112  # of EXIF
@@ -141,7 +141,7 @@ class ImageCoding(BaseModel):
                 self._check_channels(image, name)
                 bits = _bits(image, data)
                 is_turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-                is_kept = self._keeps(image) and not is_turned
+                is_kept = self._keeps(image) and not is_turned and not self._is_mask(image)
                 if changes is not None:
                     for change, guessed in self._changes(image, bits, is_turned):
                         changes.change("images", change, item or name, guessed=guessed)
@@ -153,19 +153,29 @@ class ImageCoding(BaseModel):
                         decoding.check(data, self.feature(), name)
                     return data
                 upright = ImageOps.exif_transpose(image)
+                if self._is_mask(image):
+                    upright = Image.fromarray(np.asarray(upright))
                 return self._write(self._resize(self._with_bits(upright, bits, name), name))
         except DataError:
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _unreadable(name, error) from None
 
     def _keeps(self, image: Image.Image) -> bool:
         return _stored_format(image) == self.format and self.size is self.quality is None
 
+    def _is_mask(self, image: Image.Image) -> bool:
+        """Returns whether an image has class numbers, which its palette shows as colors."""
+        return (
+            image.mode == "P" and image.format == "PNG" and (self.channels, self.size) == (1, None)
+        )
+
     def _changes(
         self, image: Image.Image, bits: int, is_turned: bool
     ) -> Iterator[tuple[str, bool]]:
         """Yields what is done to an image besides resizing, and whether that is a guess."""
+        if self._is_mask(image):
+            yield "stored as the numbers of their palette, without its colors", True
         if is_turned:
             yield "turned upright", False
         if _stored_format(image) != self.format:
@@ -178,7 +188,8 @@ class ImageCoding(BaseModel):
             yield "read without transparency", False
 
     def _check_channels(self, image: Image.Image, name: str) -> None:
-        if self.channels < 3 and not image.mode.startswith(_GRAY):
+        is_gray = image.mode.startswith(_GRAY) or self._is_mask(image)
+        if self.channels < 3 and not is_gray:
             raise DataError(
                 f"{name}: is a color image ({image.mode}), but {self.channels} channel is stored; "
                 "pass --channels 3"
@@ -347,7 +358,7 @@ def _is_image(path: AnyPath) -> bool:
     try:
         with path.open("rb") as file, Image.open(file, formats=_PILLOW_FORMATS):
             return True
-    except _DAMAGE:
+    except DAMAGE:
         return False
 
 
@@ -395,7 +406,8 @@ def coding_for(
             f"images are stored as jpeg or as png, found {counts}; pass --image-format jpeg or "
             "--image-format png to re-encode the others"
         )
-    channels, bits = _sample(paths, open_file or _opened, skip_damaged=options.skip_damaged)
+    open_file = open_file or (lambda path: io.BytesIO(path.read_bytes()))
+    channels, bits = _sample(paths, open_file, skip_damaged=options.skip_damaged)
     is_kept = image_format == "png" and options.image_size is None
     return ImageCoding.of(
         image_format,
@@ -404,10 +416,6 @@ def coding_for(
         options.quality,
         options.bits or (bits if is_kept else 8),
     )
-
-
-def _opened(path: AnyPath) -> BinaryIO:
-    return io.BytesIO(path.read_bytes())
 
 
 def _sample(
@@ -426,7 +434,7 @@ def _sample(
                 bits.add(_bits(image, file.read(_PNG_HEADER)) if image.format == "PNG" else 8)
         except (DataError, FileNotFoundError):
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             if not skip_damaged:
                 raise _unreadable(str(path), error) from None
     return (1 if channels == {1} else 3), (16 if 16 in bits else 8)

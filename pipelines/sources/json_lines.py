@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pipelines.errors import DataError
+from pipelines.sources.arrow import pa
 from pipelines.sources.encodings import Encoding, decoding_error, encoding_of, open_text
 from pipelines.sources.source import Options
 from pipelines.storage import AnyPath
@@ -27,8 +28,6 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Encoding, frozenset[str]
     Raises:
         DataError: A line is not an object, or a field has values that one column cannot have.
     """
-    import pyarrow as pa
-
     encoding = encoding_of(file, options.encoding)
     tables, mixed = [], set[str]()
     try:
@@ -56,8 +55,6 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Encoding, frozenset[str]
 
 
 def _is_column_of_pandas(field: Any) -> bool:
-    import pyarrow as pa
-
     kind = field.type
     return pa.types.is_struct(kind) and [kind.field(i).name for i in range(kind.num_fields)] == [
         *map(str, range(kind.num_fields))
@@ -65,7 +62,6 @@ def _is_column_of_pandas(field: Any) -> bool:
 
 
 def _objects(lines: Iterable[str], file: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number of each line that is not blank, and its object."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -101,8 +97,6 @@ def _parsed(text: str, file: AnyPath, number: int) -> Any:
 
 def _column(values: list[tuple[int, Any]], file: AnyPath, name: str, mixed: set[str]) -> Any:
     """Returns the values of a field as an Arrow array; of several types, as text."""
-    import pyarrow as pa
-
     cells = [value for _, value in values]
     try:
         return pa.array(cells)
@@ -128,8 +122,6 @@ def _column(values: list[tuple[int, Any]], file: AnyPath, name: str, mixed: set[
 
 def _concatenated(tables: list[Any], file: AnyPath) -> Any:
     """Returns one table; a column of numbers in one part and text in another becomes text."""
-    import pyarrow as pa
-
     if not tables:
         raise DataError(f"{file}: expected one JSON object per line, found none")
     try:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import re
+import unicodedata
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -141,8 +142,11 @@ class Source(abc.ABC):
 
     def __getstate__(self) -> dict[str, object]:
         """Leaves out cached properties, which every worker process computes itself."""
-        kept = vars(self).items()
-        return {name: value for name, value in kept if not _is_cached(type(self), name)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), functools.cached_property)
+        }
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -155,10 +159,6 @@ class Source(abc.ABC):
         Raises:
             DataError: An example cannot be read; the message names the file.
         """
-
-
-def _is_cached(cls: type, name: str) -> bool:
-    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def fingerprint(paths: Sequence[AnyPath], root: AnyPath, *, contents: bool = False) -> str:
@@ -235,12 +235,20 @@ def is_clutter(parts: Iterable[str]) -> bool:
     return any(_CLUTTER.fullmatch(part.lower()) for part in parts)
 
 
+_EMPTY = "without files"
+
+
 def _walk(folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yields every file and, if it cannot be read, why. Follows links, but not in circles."""
+    """Yields every file and empty folder and, if it cannot be read, why.
+
+    Follows links, but not in circles.
+    """
     waiting = [(str(folder), frozenset([_identity(folder.stat())]))]
     while waiting:
         directory, above = waiting.pop()
-        with os.scandir(directory) as entries:
+        with os.scandir(directory) as scanned:
+            if not (entries := list(scanned)) and directory != str(folder):
+                yield Path(directory), _EMPTY
             for entry in entries:
                 path = Path(entry.path)
                 try:
@@ -265,6 +273,8 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar"})
 #: Files of the split that is read, by folder, if other files there belong to other splits.
 _of_split: dict[AnyPath, frozenset[AnyPath]] = {}
+#: The folders of other splits and their files, by the folder that is read.
+_other_splits: dict[AnyPath, list[tuple[AnyPath, list[Any]]]] = {}
 
 
 def list_again() -> None:
@@ -273,11 +283,30 @@ def list_again() -> None:
     listing.cache_clear()
     unpacked.cache_clear()
     _of_split.clear()
+    _other_splits.clear()
 
 
-def read_only(folder: AnyPath, files: Iterable[AnyPath]) -> None:
-    """Hides all other files of a folder from `files_below`."""
-    _of_split[folder] = frozenset(files)
+def read_split(
+    folder: AnyPath, files: Iterable[AnyPath] | None, others: Iterable[tuple[AnyPath, list[Any]]]
+) -> None:
+    """Chooses one of several splits.
+
+    Args:
+        folder: The folder that has it.
+        files: Its files, besides which `files_below` returns none; None: all of the folder.
+        others: The folders of the other splits, and their files.
+    """
+    _other_splits[folder] = list(others)
+    if files is not None:
+        _of_split[folder] = frozenset(files)
+
+
+def other_splits(
+    folder: AnyPath, suffixes: Collection[str]
+) -> Iterator[tuple[AnyPath, list[AnyPath]]]:
+    """Yields the folders of the splits beside the one that is read, and their files."""
+    for root, files in _other_splits.get(folder, ()):
+        yield root, [path for path in files if has_suffix(path, suffixes)]
 
 
 def is_folder(path: AnyPath) -> bool:
@@ -352,13 +381,16 @@ def add_files(
             others[skipped.get(path, reason)].append(path)
     for reason, paths in others.items():
         names = (storage.relative(path, root) for path in paths[:3])
-        account.leave_out("files", reason, *names, count=len(paths))
+        kind = "folders" if reason == _EMPTY else "files"
+        account.leave_out(kind, reason, *names, count=len(paths))
 
 
 def class_names(
-    paths: Iterable[AnyPath], folder: AnyPath, account: Account, *, loose_allowed: bool
+    paths: Sequence[AnyPath], folder: AnyPath, account: Account, *, loose_allowed: bool
 ) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
+
+    Classes of other splits are among them, so that a number means the same class in all splits.
 
     Args:
         paths: The files.
@@ -385,7 +417,24 @@ def class_names(
         change = "read without classes, because some are in no subfolder"
         account.change("files", change, *(path.name for path in loose), count=count, guessed=True)
         return ()
+    suffixes = {path.suffix.lower() for path in paths}
+    for root, files in other_splits(folder, suffixes) if names else ():
+        parts_of_all = [storage.relative(path, root).parts for path in files]
+        absent = {printable(parts[0]) for parts in parts_of_all if len(parts) > 1} - names
+        account.change("classes", "have examples in other splits only", *sorted(absent))
+        names |= absent
+    report_alike(names, account)
     if len(names) == 1 and inner:
         change = "read as one class, whose subfolders are no classes"
         account.change("files", change, *sorted(inner), count=count, guessed=True)
     return tuple(sorted(names))
+
+
+def report_alike(classes: Iterable[str], account: Account) -> None:
+    """Adds names of classes to an account that people would not tell apart."""
+    groups = defaultdict[str, list[str]](list)
+    for name in sorted(classes):
+        groups[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    alike = [name for names in groups.values() if len(names) > 1 for name in names]
+    change = "differ from others only in case, spaces or Unicode form"
+    account.change("classes", change, *map(repr, alike), guessed=True)

@@ -22,6 +22,7 @@ from pipelines import storage
 from pipelines.errors import DataError
 from pipelines.format.feature import Feature, image_format
 from pipelines.sources import images, table_files, types
+from pipelines.sources.arrow import pa, pc
 from pipelines.sources.source import (
     Example,
     Options,
@@ -31,6 +32,8 @@ from pipelines.sources.source import (
     has_files,
     has_suffix,
     is_folder,
+    other_splits,
+    report_alike,
 )
 from pipelines.storage import AnyPath, RemotePath
 
@@ -57,7 +60,7 @@ class Table(Source):
         self._fill, self._label = _parse_fill(options.fill), (label := options.label)
         if len(self) == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
-        self._classes = _classes(self._table, label) if label else ()
+        self._classes = self._class_names(label) if label else ()
         self._names = _class_names(files[0])
         fields = [f.name for f in table_files.schema(files[0]) if table_files.is_image(f)]
         self._images = {name: _coding(self._table[name], options) for name in fields}
@@ -91,8 +94,20 @@ class Table(Source):
                     row[name] = coding.encode(row[name], f"{place}: {name}")
                 yield row
 
+    def _class_names(self, label: str) -> tuple[str, ...]:
+        """Returns the classes of all splits, so that a number means the same class in all."""
+        names = _classes(self._table, label)
+        for root, files in other_splits(self._root, SUFFIXES):
+            table = table_files.read(files, root, self._options).table
+            if label in table.column_names:  # else it is a test split without labels
+                absent = {n for n in _classes(table, label) if n} - names
+                change = "have examples in other splits only"
+                self.account.change("classes", change, *sorted(absent))
+                names |= absent
+        report_alike(names, self.account)
+        return tuple(sorted(names))
+
     def _report(self) -> None:
-        """Accounts for files, rows and columns."""
         types.report(self.readings, self.account)
         dropped = np.setdiff1d(np.arange(len(self._filled)), self._kept)
         self._rows.report(self.account, without=dropped)
@@ -107,8 +122,6 @@ class Table(Source):
 
         Cells of delimited text are texts, unless the user says what to do with empty ones.
         """
-        import pyarrow.compute as pc
-
         table = self._rows.table
         if unknown := [name for name in self._fill if name not in table.column_names]:
             raise DataError(f"--fill: expected one of {table.column_names}, got {unknown[0]!r}")
@@ -127,7 +140,6 @@ class Table(Source):
 
     @functools.cached_property
     def _kept(self) -> np.ndarray:
-        """The numbers of the rows that are examples."""
         if not self._options.drop_gaps:
             return np.arange(len(self._filled))
         gaps = [column.is_null().to_numpy() for column in self._filled.columns]
@@ -135,7 +147,6 @@ class Table(Source):
 
     @functools.cached_property
     def _table(self) -> Any:
-        """The rows that are examples."""
         if self._options.drop_gaps:
             return self._filled.take(self._kept)
         _check_gaps(self._filled, self._rows)
@@ -200,7 +211,6 @@ def _class_names(file: AnyPath) -> dict[str, tuple[str, ...]]:
 
 
 def _coding(column: Any, options: Options) -> images.ImageCoding:
-    """Returns how the images of a column are stored."""
     names = []
     for number, value in enumerate(column):
         data = bytes(value.as_buffer()[:8])
@@ -212,7 +222,7 @@ def _coding(column: Any, options: Options) -> images.ImageCoding:
     return images.coding_for(names, options, open_image)
 
 
-def _classes(table: Any, label: str) -> tuple[str, ...]:
+def _classes(table: Any, label: str) -> set[str]:
     if label not in table.column_names:
         raise DataError(f"--label: expected one of {table.column_names}, got {label!r}")
     kind = str(table.schema.field(label).type)
@@ -220,21 +230,19 @@ def _classes(table: Any, label: str) -> tuple[str, ...]:
         raise DataError(
             f"--label: column {label!r} contains {kind}, not class names; pack it without --label"
         )
-    return tuple(sorted(name for name in table[label].unique().to_pylist()))
+    return set(table[label].unique().to_pylist())
 
 
 _NUM_NAMED = 3
 
 
 def _parse_fill(given: Sequence[str]) -> dict[str, str]:
-    """Parses `COLUMN=VALUE` texts to values by column."""
     if wrong := [words for words in given if "=" not in words]:
         raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")
     return {column: value for column, _, value in (words.partition("=") for words in given)}
 
 
 def _check_gaps(table: Any, rows: table_files.Rows) -> None:
-    """Raises `DataError` if a table has empty cells."""
     gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
     if not gaps:
         return
@@ -248,7 +256,6 @@ def _check_gaps(table: Any, rows: table_files.Rows) -> None:
 
 
 def _check_values(table: Any, file: AnyPath) -> None:
-    """Raises `DataError` if a column has no value at all."""
     names = [n for n in table.column_names if table[n].null_count == len(table) > 0]
     if names:
         what = f"column {names[0]!r} is" if len(names) == 1 else f"columns {names} are"
@@ -257,10 +264,6 @@ def _check_values(table: Any, file: AnyPath) -> None:
 
 
 def _check_lists(table: Any, rows: table_files.Rows) -> None:
-    """Raises `DataError` if a list has elements without a value."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     for name in table.column_names:
         column = table[name].combine_chunks()
         if not pa.types.is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
@@ -274,14 +277,10 @@ def _check_lists(table: Any, rows: table_files.Rows) -> None:
 
 
 def _first_gap(column: Any) -> int:
-    import pyarrow.compute as pc
-
     return int(pc.index(pc.is_null(column), True).as_py())
 
 
 def _with_value(column: Any, name: str, value: str) -> Any:
-    import pyarrow as pa
-
     try:
         return column.fill_null(pa.scalar(value).cast(column.type))
     except pa.ArrowException:

@@ -21,6 +21,7 @@ from pipelines.errors import DataError
 from pipelines.sources import delimited, json_lines, types
 from pipelines.sources import splits as splits_of
 from pipelines.sources.account import Account
+from pipelines.sources.arrow import dataset, ipc, pa, parquet, pc
 from pipelines.sources.encodings import with_compressed
 from pipelines.sources.source import Options, add_files, files_below, list_again, suffix_of
 from pipelines.storage import AnyPath, RemotePath
@@ -74,8 +75,6 @@ class Rows(NamedTuple):
         Raises:
             DataError: A column has lists.
         """
-        import pyarrow as pa
-
         arrays = {}
         for reading in self.readings:
             if reading.kind == "left out":
@@ -92,7 +91,7 @@ class Rows(NamedTuple):
                 pa.types.is_boolean(column.type) and column.null_count
             ):
                 column = column.cast(pa.float64())
-            elif not _is_numeric(column.type):
+            elif not (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
                 column = column.cast(pa.string()).fill_null("")
             arrays[reading.name] = column.to_numpy()
         return arrays
@@ -123,10 +122,6 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
         DataError: A file is not a table, the files have different columns, or a cell does not have
             the type that was chosen for its column.
     """
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise DataError("tables require pyarrow: pip install pyarrow") from None
     given = types.parse(options.column)
     parts = []
     for file in files:
@@ -165,8 +160,6 @@ def read(files: Sequence[AnyPath], root: AnyPath, options: Options) -> Rows:
 
 def _as_given(part: _Part, given: Mapping[str, str]) -> _Part:
     """Turns columns to text, and those to ignore to nothing, so that all files are equal."""
-    import pyarrow as pa
-
     table = part.table
     for i, field in enumerate(table.schema):
         if given.get(field.name) == "text" and not pa.types.is_nested(field.type):
@@ -177,9 +170,6 @@ def _as_given(part: _Part, given: Mapping[str, str]) -> _Part:
 
 
 def _other_types(tables: Sequence[Any], files: Sequence[AnyPath]) -> DataError:
-    """Returns the error of the first file with a column of another type than in those before."""
-    import pyarrow as pa
-
     for number, table in enumerate(tables):
         for field in table.schema:
             try:
@@ -219,8 +209,6 @@ class _Part(NamedTuple):
 
 
 def _read_file(file: AnyPath, options: Options) -> _Part:
-    from pyarrow import parquet
-
     if _is_parquet(file):
         return _Part(_flat(parquet.ParquetFile(opened(file)).read()))
     suffix = suffix_of(file)
@@ -257,8 +245,6 @@ def _read_file(file: AnyPath, options: Options) -> _Part:
 
 def _names_like_data(table: Any, given: Mapping[str, str]) -> list[str]:
     """Returns the names of columns that are numbers, or also values of their columns."""
-    import pyarrow.compute as pc
-
     names = table.column_names
     if names == [*map(str, range(len(names)))] or len({*names}) < len(names):  # as pandas names
         return []
@@ -268,8 +254,6 @@ def _names_like_data(table: Any, given: Mapping[str, str]) -> list[str]:
 
 def _check_repeated_header(table: Any, file: AnyPath) -> None:
     """Raises `DataError` if a row repeats the names, as where files were put together."""
-    import pyarrow.compute as pc
-
     names = table.column_names
     if len(names) > 1 and len(set(names)) == len(names):
         equal = [pc.equal(pc.utf8_ltrim(table[name], "\ufeff"), name) for name in names]
@@ -286,9 +270,6 @@ def _flat(table: Any) -> Any:
 
     Those of a list of structs, as the messages of a conversation, become lists.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     for i, field in enumerate(table.schema):
         if is_image(field):
             table = table.set_column(i, field.name, pc.struct_field(table[field.name], "bytes"))
@@ -308,8 +289,6 @@ def _flat(table: Any) -> Any:
 
 def _without_index(part: _Part, given: Mapping[str, str]) -> _Part:
     """Removes the index that pandas wrote, unless its type is given, and columns of nothing."""
-    import pyarrow.compute as pc
-
     table, left_out = part.table, {}
     with contextlib.suppress(KeyError, TypeError, ValueError):
         hidden = json.loads(table.schema.metadata[b"pandas"])["index_columns"]
@@ -327,25 +306,40 @@ def _without_index(part: _Part, given: Mapping[str, str]) -> _Part:
 
 def _with_partitions(part: _Part, file: AnyPath, root: AnyPath) -> _Part:
     """Adds the columns of folders such as `species=setosa`, as text of an unknown type."""
-    import pyarrow as pa
-    from pyarrow import dataset
-
     path = str(storage.relative(file, root))
     folders = [folder.partition("=") for folder in path.split("/")[:-1]]
     names = [name for name, equals, _ in folders if name and equals]
-    if not (names := [name for name in names if name not in part.table.column_names]):
+    if not names:
         return part
     partitioning = dataset.HivePartitioning(pa.schema([(name, pa.string()) for name in names]))
     keys = dataset.get_partition_keys(partitioning.parse(path))
     table = part.table
+    added = [name for name in names if name not in table.column_names]
     for name in names:
-        column = pa.array([keys.get(name)] * len(table), pa.string())
-        table = table.append_column(name, column)
-    return part._replace(table=table, cells=part.cells | {*names})
+        if name in added:
+            column = pa.array([keys.get(name)] * len(table), pa.string())
+            table = table.append_column(name, column)
+        elif not _are_all(table[name], keys.get(name)):
+            raise DataError(
+                f"{file}: is in a folder {name}={keys.get(name)}, and has other values in its "
+                f"column {name!r}; rename one of them"
+            )
+    return part._replace(table=table, cells=part.cells | {*added})
+
+
+def _are_all(column: Any, value: str | None) -> bool:
+    """Returns whether all cells have the value of a folder, such as 7 in the folder `month=07`."""
+    if value is None:
+        return int(column.null_count) == len(column)
+    try:
+        if types.is_number(value):
+            return bool(pc.all(pc.equal(column.cast(pa.float64()), float(value))).as_py())
+        return bool(pc.all(pc.equal(column.cast(pa.string()), value)).as_py())
+    except pa.ArrowException:
+        return False
 
 
 def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:
-    """Raises `DataError` if the columns of a file are ambiguous or not those of the first one."""
     names, expected = table.column_names, other.column_names
     if repeated := [name for name in names if names.count(name) > 1]:
         raise DataError(
@@ -361,13 +355,6 @@ def _check_names(file: AnyPath, table: Any, first: AnyPath, other: Any) -> None:
                 f"{one}: has no column {min(missing)!r}, which {another} has. All files of a "
                 "table need the same columns."
             )
-
-
-def _is_numeric(kind: Any) -> bool:
-    import pyarrow as pa
-
-    types = pa.types
-    return any((types.is_integer(kind), types.is_floating(kind), types.is_boolean(kind)))
 
 
 def _located(files: Sequence[AnyPath], starts: np.ndarray, row: int, *, has_header: bool) -> str:
@@ -388,8 +375,6 @@ def is_image(field: Any) -> bool:
 
 def schema(file: AnyPath) -> Any:
     """Returns the schema that a file declares; empty for text."""
-    from pyarrow import parquet
-
     if file.suffix.lower() in (".arrow", ".feather"):
         return open_arrow(file).schema
     return parquet.read_schema(opened(file)) if _is_parquet(file) else ()
@@ -397,14 +382,13 @@ def schema(file: AnyPath) -> Any:
 
 def open_arrow(file: AnyPath) -> Any:
     """Opens a file that `datasets` or pandas wrote: a stream of Arrow's IPC, or a file of it."""
-    from pyarrow import ArrowInvalid, ipc, memory_map
 
     def source() -> Any:
-        return opened(file) if isinstance(file, RemotePath) else memory_map(str(file))
+        return opened(file) if isinstance(file, RemotePath) else pa.memory_map(str(file))
 
     try:
         return ipc.open_stream(source())
-    except ArrowInvalid:
+    except pa.ArrowInvalid:
         return ipc.open_file(source())
 
 

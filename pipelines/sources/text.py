@@ -99,7 +99,6 @@ class Text(Source):
         return self._decoded(data, encoding, file).rstrip(b"\r\n"), encoding
 
     def _contents(self, number: int) -> bytes | None:
-        """Returns the contents of a compressed file, which are read in any order."""
         if number not in self._unpacked:
             self._unpacked[number] = unpacked(self._files[number])
         return self._unpacked[number]
@@ -165,7 +164,6 @@ def _lines(number: int, file: AnyPath, encoding: Encoding) -> tuple[np.ndarray, 
 
 
 def _lengths(file: AnyPath, encoding: Encoding) -> Iterator[tuple[bytes | str, int]]:
-    """Yields each line and its length in bytes."""
     if encoding.name == UTF8:
         with open_bytes(file) as opened:
             opened.seek(encoding.start)

@@ -40,7 +40,8 @@ class TfdsSource(Source):
         self._length = len(self._records)
         if self._length == 0:  # the first example determines the encoding of images
             raise DataError(f"tfds:{name}: split {split!r} is empty")
-        self.features = _flat_features(self._records.features, _flat_example(self._records[0]))
+        first, leaves = _flat_example(self._records[0]), _leaves(self._records.features)
+        self.features = tuple(_feature(name, leaf, first[name]) for name, leaf in leaves)
         prepared = Path(builder.data_dir)
         mark = fingerprint(files_below(prepared), prepared)
         self.description = f"tfds {self._records.full_name}, {split}, {len(self)} examples {mark}"
@@ -58,8 +59,6 @@ class TfdsSource(Source):
 
 
 class _ByOffset:
-    """The records of a split in TFRecord files, by number."""
-
     def __init__(self, info: Any, split: str, decoders: Any) -> None:
         self.features, self.full_name = info.features, info.full_name
         self._decoders = decoders
@@ -157,7 +156,6 @@ def _prepared(name: str, data_dir: str | None) -> Any:
 
 
 def _keep_images_encoded(features: Any) -> dict[str, Any]:
-    """Returns decoders that keep single images encoded, nested like the features."""
     from tensorflow_datasets import decode
 
     decoders: dict[str, Any] = {}
@@ -167,11 +165,6 @@ def _keep_images_encoded(features: Any) -> dict[str, Any]:
         elif _is_kept_image(feature):
             decoders[name] = decode.SkipDecoding()
     return decoders
-
-
-def _flat_features(features: Any, example: Mapping[str, object]) -> tuple[Feature, ...]:
-    """Returns the features of a record."""
-    return tuple(_feature(name, feature, example[name]) for name, feature in _leaves(features))
 
 
 def _flat_example(example: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
@@ -186,7 +179,6 @@ def _flat_example(example: Mapping[str, Any], prefix: str = "") -> dict[str, obj
 
 
 def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the flat name and the feature (or its tensor info) of each array."""
     for name, feature in features.items():
         if _is_dict(feature):
             yield from _leaves(feature, f"{prefix}{name}/")
@@ -262,5 +254,4 @@ def _is_kept_image(feature: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Returns whether a value is an array of strings."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "OSU"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pipelines.errors import DataError
 from pipelines.sources.account import Account
+from pipelines.sources.arrow import pa, pc
 
 #: Cells of delimited text that mean "no value", as for pandas.
 _MISSING = {
@@ -21,22 +22,14 @@ _MISSING = {
 }
 #: The same, only among numbers.
 _MISSING_NUMBERS = _MISSING | {
-    "?",
-    "-",
-    "--",
-    ".",
-    "none",
-    "missing",
-    "n.a.",
-    "N.A.",
-    "NAN",
-    "Null",
+    *("?", "-", "--", ".", "none", "missing", "n.a.", "N.A.", "NAN", "Null"),
+    *("#DIV/0!", "#NAME?", "#NUM!", "#REF!", "#VALUE!"),  # errors of Excel
 }
 _NUM_NAMED = 6
 _MOST = 0.5  # a column with more numbers may be one of numbers
 _ZONE = r"[0-9]:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9]{2}:?[0-9]{2})$"
 _CURRENCY = r"^[$€£¥]\s*|\s*[$€£¥]$"
-_OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}\b"
+_OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(T|\b)"
 _HEAD = 200  # cells that decide which forms are tried on a whole column
 
 _DIGITS = r"[0-9]+"
@@ -179,8 +172,6 @@ def read_columns(
         readings.append(reading)
         if reading.kind != "left out":
             columns[name] = column
-    import pyarrow as pa
-
     return pa.table(columns), readings
 
 
@@ -199,18 +190,12 @@ def are_integers(column: Any) -> bool:
 
 def days(column: Any) -> Any:
     """Returns ISO dates or times as days since 1970-01-01 UTC, an Arrow column of float64."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     zone = "UTC" if _any(column, _ZONE) else None
     seconds = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.divide(seconds, 86_400e6)
 
 
 def _given(column: Any, name: str, kind: str, locate: Callable[[int], str]) -> tuple[Any, Reading]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     reading = Reading(name, kind.partition(":")[0], "--column")
     if kind == "ignore":
         return None, reading._replace(kind="left out")
@@ -252,9 +237,6 @@ def _cells(
     column: Any, name: str, decimal_comma: bool, locate: Callable[[int], str]
 ) -> tuple[Any, Reading]:
     """Returns a column of delimited text as numbers, booleans, dates or unchanged text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     values, numbers = with_gaps(column), _without(column, _MISSING_NUMBERS)
     if values.null_count == len(values):
         return pa.chunked_array([pa.nulls(len(values))]), Reading(name, "empty", "has no value")
@@ -288,8 +270,6 @@ def _cells(
 
 def _why_text(column: Any, numbers: Any, locate: Callable[[int], str]) -> str:
     """Returns why a column is not one of numbers, and where, if most of its cells are."""
-    import pyarrow.compute as pc
-
     is_number = pc.match_substring_regex(numbers, _FLOAT)
     if (pc.mean(is_number.slice(0, _HEAD)).as_py() or 0) <= _MOST:
         return "no numbers, dates or booleans"
@@ -298,9 +278,6 @@ def _why_text(column: Any, numbers: Any, locate: Callable[[int], str]) -> str:
 
 
 def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Reading]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     plain = _replaced(numbers, form.replace)
     why = (form.why or "all cells are numbers") + suffix
     is_guess = form.is_guess or bool(suffix)
@@ -320,9 +297,6 @@ def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Rea
 
 
 def _declared(column: Any, name: str) -> tuple[Any, Reading]:
-    """Returns a column with a type in one that records can store."""
-    import pyarrow as pa
-
     types, kind = pa.types, column.type
     if types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -333,7 +307,7 @@ def _declared(column: Any, name: str) -> tuple[Any, Reading]:
     if types.is_temporal(kind):
         if types.is_duration(kind):
             seconds = column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
-            return pa.compute.divide(seconds, 1e6), Reading(name, "number", f"{why}, in seconds")
+            return pc.divide(seconds, 1e6), Reading(name, "number", f"{why}, in seconds")
         is_date = types.is_date(kind) or types.is_timestamp(kind)
         return column.cast(pa.string()), Reading(name, "date" if is_date else "text", why)
     if types.is_decimal(kind):
@@ -359,9 +333,6 @@ def _declared(column: Any, name: str) -> tuple[Any, Reading]:
 
 def _lists(column: Any) -> Any:
     """Returns lists without values as those of integers, and float64 ones of one length as such."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     kind = column.type.value_type
     if pa.types.is_null(kind):
         return column.cast(pa.list_(pa.int64()))  # any type reads them
@@ -372,8 +343,6 @@ def _lists(column: Any) -> Any:
 
 
 def _kind(kind: Any) -> str:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_boolean(kind):
         return "boolean"
@@ -385,10 +354,6 @@ def _kind(kind: Any) -> str:
 
 
 def _special_values(column: Any) -> str:
-    """Names the number of values that are not finite."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not pa.types.is_floating(column.type):
         return ""
     counts = {
@@ -400,8 +365,6 @@ def _special_values(column: Any) -> str:
 
 def _gaps_note(column: Any, result: Any) -> str:
     """Counts empty cells, and names words that mean no value."""
-    import pyarrow.compute as pc
-
     spelled = pc.and_(pc.is_null(result), pc.is_valid(column))
     note = f", {column.null_count} empty cells" if column.null_count else ""
     if count := pc.sum(spelled).as_py():
@@ -416,24 +379,17 @@ def with_gaps(column: Any) -> Any:
 
 
 def _without(column: Any, missing: Collection[str]) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     trimmed = pc.utf8_trim_whitespace(column)
     return pc.if_else(pc.is_in(trimmed, pa.array(sorted(missing))), None, trimmed)
 
 
 def _replaced(values: Any, replace: Sequence[tuple[str, str]]) -> Any:
-    import pyarrow.compute as pc
-
     for pattern, by in (("^\\+", ""), *replace):
         values = pc.replace_substring_regex(values, pattern, by)
     return values
 
 
 def _are_dates(values: Any) -> bool:
-    import pyarrow as pa
-
     try:
         _iso_dates(values)
     except pa.ArrowException:
@@ -443,9 +399,6 @@ def _are_dates(values: Any) -> bool:
 
 def _iso_dates(values: Any, form: str = "") -> Any:
     """Returns dates as ISO 8601 text. Raises Arrow's error if one is not of this form."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not form:
         if pa.types.is_string(values.type):  # all cells have a time zone, or none has one
             values.cast(pa.timestamp("us", "UTC" if _any(values, _ZONE) else None))
@@ -456,21 +409,14 @@ def _iso_dates(values: Any, form: str = "") -> Any:
 
 
 def _all(values: Any, pattern: str) -> bool:
-    import pyarrow.compute as pc
-
     return bool(pc.all(pc.match_substring_regex(values, pattern), skip_nulls=True).as_py())
 
 
 def _any(values: Any, pattern: str) -> bool:
-    import pyarrow.compute as pc
-
     return bool(pc.any(pc.match_substring_regex(values, pattern), skip_nulls=True).as_py())
 
 
 def _first_failure(column: Any, convert: Callable[[Any], Any]) -> int:
-    """Returns the first row that cannot be converted, by bisection."""
-    import pyarrow as pa
-
     low, high = 0, len(column)  # the first failure is in [low, high)
     while high - low > 1:
         middle = (low + high) // 2

@@ -67,8 +67,6 @@ class _Member(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """One example: its tar file, its name in it, and its members by kind."""
-
     tar: AnyPath
     name: str
     members: Mapping[str, _Member]
@@ -218,7 +216,6 @@ def _contents(tar: AnyPath) -> tuple[list[_Sample], Account]:
 def _intact_entries(
     tar: AnyPath, data: BinaryIO, opened: tarfile.TarFile
 ) -> Iterator[tarfile.TarInfo]:
-    """Yields the entries of an open tar file but for folders."""
     end = 0
 
     def check(next_begin: int) -> None:
@@ -263,7 +260,6 @@ def _member(entry: tarfile.TarInfo, by_name: Mapping[str, tarfile.TarInfo]) -> _
 
 
 def _common_kinds(samples: Sequence[_Sample]) -> tuple[str, ...]:
-    """Returns the kinds of members, which all examples must have."""
     kinds = samples[0].members.keys()
     for sample in samples:
         if missing := kinds ^ sample.members.keys():

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import compare, memory, memory_limit
 from tests.support import ROOT
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tests.support.training import TOLERANCE
 from tests.tools.bench.test_step import run
 from tfdist.errors import ConfigurationError

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pipelines.storage import RemotePath
+import pipelines
+from pipelines.check import main as check
+from pipelines.pack.__main__ import main as pack
+from pipelines.storage import ChangedError, RemotePath
+from pipelines.verify import main as verify
 from tests.checkpoint.training import repeatable, weights_after
 from tests.support import buckets
 from tests.support.buckets import Fault, Proxy
 from tests.support.training import X, Y
-from tfdist.checkpoint import bucket_lock, manifest
-from tfdist.checkpoint.bucket_store import checkpoints_of, store_at
-from tfdist.checkpoint.lock import lock_of
+from tfdist.checkpoint import lock as lock_module
+from tfdist.checkpoint import manifest
+from tfdist.checkpoint.lock import BucketLock, lock_of
 from tfdist.checkpoint.snapshot import Packed, Snapshot
-from tfdist.checkpoint.store import Place, load
+from tfdist.checkpoint.store import Place, checkpoints_of, load, store_at
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError
 
@@ -130,7 +135,7 @@ def test_last_checkpoint_that_cannot_be_uploaded_ends_the_training_with_an_error
     (kept,) = folders.not_uploaded_folder(url).iterdir()
     assert str(kept) in str(raised.value)
     load(str(kept))
-    assert not bucket_lock.BucketLock(url).is_held()
+    assert not BucketLock(url).is_held()
 
 
 def test_runs_with_similar_names_have_different_staging_folders() -> None:
@@ -146,7 +151,7 @@ def test_fit_resumes_from_a_bucket(url: str, tmp_path: Path) -> None:
 
 
 def test_lock_is_held_by_one_run(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 0.1)
     first, second = lock_of(url), lock_of(url)
     first.acquire()
     assert second.is_held()
@@ -163,11 +168,11 @@ def test_lock_is_held_by_one_run(url: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_clocks_that_differ_do_not_change_whether_a_lock_is_held(
     url: str, monkeypatch: pytest.MonkeyPatch, difference: float
 ) -> None:
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 1000.0)
-    holder, other = bucket_lock.BucketLock(url), bucket_lock.BucketLock(url)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 1000.0)
+    holder, other = BucketLock(url), BucketLock(url)
     holder.acquire()
     clock = SimpleNamespace(time=lambda: time.time() + difference)
-    monkeypatch.setattr(bucket_lock, "time", clock)
+    monkeypatch.setattr(lock_module, "time", clock)
     clock.sleep = lambda _: holder._try_to_refresh()
     assert other.is_held()
     clock.sleep = lambda _: None  # the holder was killed
@@ -178,9 +183,9 @@ def test_clocks_that_differ_do_not_change_whether_a_lock_is_held(
 def test_lock_of_a_run_that_stopped_is_replaced_and_the_old_owner_notices(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 0.5)
-    suspended = bucket_lock.BucketLock(url)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lock_module, "_BUCKET_LEASE_SECONDS", 0.5)
+    suspended = BucketLock(url)
     resumed = threading.Event()
     refresh = suspended._refresh
 
@@ -199,8 +204,10 @@ def test_lock_of_a_run_that_stopped_is_replaced_and_the_old_owner_notices(
         suspended.check()
     suspended.release()
     second.check()
-    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 60.0)  # the server counts whole seconds
-    assert bucket_lock.BucketLock(url).is_held()  # still that of the second
+    monkeypatch.setattr(
+        lock_module, "_BUCKET_LEASE_SECONDS", 60.0
+    )  # the server counts whole seconds
+    assert BucketLock(url).is_held()  # still that of the second
     second.release()
 
 
@@ -208,11 +215,11 @@ def test_run_that_was_suspended_notices_before_its_next_write(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It need not wait for the next time at which it refreshes the lock."""
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 100.0)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 100.0)
     suspended = lock_of(url)
     suspended.acquire()
-    monkeypatch.setattr(bucket_lock, "_HEARTBEAT_SECONDS", 0.2)
-    monkeypatch.setattr(bucket_lock, "_LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(lock_module, "_BUCKET_HEARTBEAT_SECONDS", 0.2)
+    monkeypatch.setattr(lock_module, "_BUCKET_LEASE_SECONDS", 0.5)
     second = lock_of(url)
     second.acquire()
     with pytest.raises(ConfigurationError, match="lost its lock"):
@@ -223,11 +230,11 @@ def test_run_that_was_suspended_notices_before_its_next_write(
 
 
 def test_lock_of_a_killed_process_of_this_host_is_replaced_at_once(url: str) -> None:
-    lock = bucket_lock.BucketLock(url)
+    lock = BucketLock(url)
     lock.acquire()
     content = lock._content().replace(b'"started"', b'"started before"')
     lock._identity = lock._path.replace(content, lock._identity)
-    other = bucket_lock.BucketLock(url)
+    other = BucketLock(url)
     other.acquire()
     other.check()
     other.release()
@@ -246,3 +253,59 @@ def test_server_that_ignores_conditions_is_refused(
     with pytest.raises(ConfigurationError, match="ignores conditions of writes"):
         lock_of(url).acquire()
     assert not buckets.remote(url).sizes()
+
+
+# ---- clouds ----
+
+
+buckets.require_s3()
+
+
+@pytest.fixture(params=["gs", "az"])
+def root(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """The URL of an empty bucket."""
+    program = {"gs": "moto", "az": "azurite-blob"}[request.param]
+    if program != "moto":
+        buckets.require(program)
+    create = {"gs": buckets.create_bucket, "az": buckets.create_container}[request.param]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with (
+        buckets.running(program, tmp_path / "server") as server,
+        buckets.through_proxy(server.address, monkeypatch),
+    ):
+        create(server.address, "bucket")
+        yield f"{request.param}://bucket"
+
+
+def test_pack_read_checkpoint_and_resume(root: str, tmp_path: Path) -> None:
+    """Equal to local folders, also if the first checkpoint was written by another process."""
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"line {i}\n" for i in range(100)))
+    options = ["--num-shards", "3", "--num-workers", "1"]
+    assert pack([str(text), str(tmp_path / "packed"), *options]) == 0
+    for part in ("2/2", "1/2"):
+        assert pack([str(text), f"{root}/packed", *options, "--part", part]) == 0
+    assert pipelines.load_index(f"{root}/packed") == pipelines.load_index(tmp_path / "packed")
+    assert verify([f"{root}/packed", "--num-workers", "1"]) == 0
+    assert check([f"{root}/packed", "--num-workers", "2"]) == 0
+
+    result = weights_after([1, 3], f"{root}/run")
+    np.testing.assert_equal(result, weights_after([3], tmp_path / "run"))
+
+
+def test_conditional_writes_and_locks(root: str) -> None:
+    path = buckets.remote(f"{root}/a")
+    first = path.write_bytes(b"1", overwrite=False)
+    with pytest.raises(FileExistsError):
+        path.write_bytes(b"2", overwrite=False)
+    path.replace(b"3", first)
+    with pytest.raises(ChangedError):
+        path.replace(b"4", first)
+    assert path.read_bytes() == b"3"
+    lock = lock_of(f"{root}/run")
+    lock.acquire()
+    assert lock_of(f"{root}/run").is_held()
+    lock.release()
+    assert not lock_of(f"{root}/run").is_held()

@@ -16,13 +16,12 @@ import tensorflow as tf
 
 from pipelines import object_store, storage
 from tests.studies.joint_kills import num_unlisted
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 from tfdist.checkpoint import joint_save, manifest
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.joint_save import JointSave, target_at
 from tfdist.checkpoint.resume import read_shards
 from tfdist.checkpoint.snapshot import OwnShards, Packed, Shard, ShardRange
-from tfdist.checkpoint.store import Place, load
+from tfdist.checkpoint.store import Place, load, store_at
 from tfdist.groups.base import shard_sizes
 
 #: Shapes whose shards begin and end within rows.

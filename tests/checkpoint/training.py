@@ -99,12 +99,7 @@ def fit(
 
 
 def repeatable(folder: Path | str, **options: Any) -> Trainer:
-    """Returns a trainer of the model without random layers on one device.
-
-    Args:
-        folder: Folder of the checkpoints.
-        **options: Passed to `Checkpoints`.
-    """
+    """Returns a trainer of the model without random layers on one device."""
     return Trainer(without_random_layers, "one_device", checkpoints=Checkpoints(folder, **options))
 
 

@@ -19,7 +19,6 @@ from tests.cluster.test_membership import (
 )
 from tests.support import ROOT
 from tfdist.cluster import Cluster, discover, environments
-from tfdist.cluster.environments import hints
 from tfdist.errors import ClusterError
 
 Variables = dict[str, str]
@@ -82,20 +81,12 @@ def test_documentation_lists_every_environment() -> None:
             "10.0.0.1:29500",
         ),
         (
-            {
-                "DSTACK_NODE_RANK": "0",
-                "DSTACK_NODES_NUM": "2",
-                "DSTACK_MASTER_NODE_IP": "10.0.0.1",
-            },
+            {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_NUM": "2", "DSTACK_MASTER_NODE_IP": "10.0.0.1"},
             ("dstack", 0, 2),
             "10.0.0.1:29500",
         ),
         (
-            {
-                "LWS_WORKER_INDEX": "1",
-                "LWS_GROUP_SIZE": "2",
-                "LWS_LEADER_ADDRESS": "leader.svc",
-            },
+            {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "leader.svc"},
             ("LeaderWorkerSet", 1, 2),
             "leader.svc:29500",
         ),
@@ -236,7 +227,7 @@ def test_other_processes_are_named_in_a_warning(
 ) -> None:
     (tmp_path / "hosts").write_text("n1 4 all.q\nn2 4 all.q\nn2 4 all.q\n")
     (tmp_path / "containers").write_text('{"container_addrs": ["a", "b"], "container_rank": 0}')
-    monkeypatch.setattr(hints, "_DETERMINED", tmp_path / "containers")
+    monkeypatch.setattr(environments, "_DETERMINED", tmp_path / "containers")
     variables = {
         name: str(tmp_path / "hosts") if value == "HOSTFILE" else value
         for name, value in variables.items()

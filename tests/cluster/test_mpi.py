@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.packages import needs_mpi
+from tests.support.commands import needs_mpi
 from tests.support.starting import ENVIRON, run
-from tfdist.cluster import Cluster, exchange_addresses
+from tfdist.cluster import Cluster, exchange_addresses, record
 from tfdist.cluster.launcher import mpirun
 from tfdist.errors import ClusterError
 
@@ -74,3 +75,37 @@ def test_missing_mpi4py_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ClusterError, match="pip install mpi4py"):
         exchange_addresses(Cluster("Open MPI", 0, 2))
+
+
+# ---- cores ----
+
+
+@pytest.mark.parametrize(
+    ("own", "local_size", "rows"),
+    [
+        (
+            1,
+            2,
+            {"cores": "1 of 8: the launcher binds each worker to cores; use mpirun --bind-to none"},
+        ),
+        (4, 2, {}),
+        (8, 2, {}),
+        (8, 1, {}),
+    ],
+)
+def test_reports_idle_cores(
+    own: int, local_size: int, rows: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = {0: range(own), os.getppid(): range(8)}
+    monkeypatch.setattr(os, "sched_getaffinity", cores.__getitem__)
+    assert record.describe_binding(local_size) == rows
+
+
+def test_unknown_affinity_of_the_launcher_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def affinity(process_id: int) -> set[int]:
+        if process_id:
+            raise PermissionError
+        return {0}
+
+    monkeypatch.setattr(os, "sched_getaffinity", affinity)
+    assert record.describe_binding(2) == {}

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tfdist.cluster import liveness
 from tfdist.cluster.launcher import plan
 from tfdist.cluster.launcher.plan import LOCAL, slots

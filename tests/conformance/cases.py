@@ -14,7 +14,6 @@ from tests.conformance import (  # noqa: F401 - importing registers the cases
     cases_optimizers,
     cases_own_steps,
     cases_random,
-    cases_rows,
     cases_weights,
 )
 from tests.support.case import CASES

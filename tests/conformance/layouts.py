@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tests.support.packages import require_horovod
+from tests.support.commands import require_horovod
 from tfdist.cluster import is_chief
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import LaunchError, TfdistError
@@ -129,11 +129,6 @@ class AnsweringPool(WorkerPool):
 
     `ask` returns the `Answer` of each. The running test is skipped if they need Horovod and it is
     not installed.
-
-    Args:
-        layout: Layout of the processes.
-        make_handler: As in `WorkerPool`.
-        arguments: Arguments of `make_handler`.
     """
 
     def __init__(

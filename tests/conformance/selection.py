@@ -183,13 +183,7 @@ _FURTHER = {ALL, *(name for names in FURTHER.values() for name in names)}
 
 
 def marks(name: str, strategy: str, number: int) -> list[pytest.MarkDecorator]:
-    """Returns the marks of a conformance test; none for `make test`.
-
-    Args:
-        name: Name of the case.
-        strategy: Name of the strategy in the tests.
-        number: Index of the number of replicas or processes among those of the strategy.
-    """
+    """Returns the marks of a conformance test; none for `make test`."""
     if not _in_check(name, strategy, number):
         return [pytest.mark.long]
     if strategy == "mirrored" and number == 0 and name in QUICK:

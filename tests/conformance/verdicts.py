@@ -182,11 +182,6 @@ def run_all(
 ) -> dict[Question, Verdict]:
     """Runs cases in several subprocesses.
 
-    Args:
-        questions: What to run.
-        jobs: Number of subprocesses.
-        progress: Called with every verdict as soon as it is known.
-
     Returns:
         The verdicts, in the order of `questions`.
     """

@@ -20,7 +20,7 @@ import tfdist
 from tests.support.training import computing_in
 from tfdist import strategies
 from tfdist.custom_step import trial
-from tfdist.custom_step.traced_step import infer_reductions
+from tfdist.custom_step.trial import infer_reductions
 from tfdist.rows import Reduction
 
 NUM_ROWS = 6

@@ -13,7 +13,7 @@ import pytest
 
 from tests.examples import images
 from tests.support import ROOT
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tests.support.starting import ENVIRON, run
 
 pytestmark = pytest.mark.processes

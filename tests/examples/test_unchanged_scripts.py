@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_examples import MPIRUN, output_of
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 
 pytestmark = [pytest.mark.processes, needs_horovod]
 

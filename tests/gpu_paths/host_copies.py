@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdist.upstream.tensorflow_graphs import function_graph
-from tfdist.upstream.tensorflow_kernels import inputs_in_host_memory, outputs_in_host_memory
+from tfdist.upstream.tensorflow_runtime import inputs_in_host_memory, outputs_in_host_memory
 
 #: Operations that call functions, and arguments of functions: they compute no tensor themselves.
 _LOOPS, _BRANCHES = {"While", "StatelessWhile"}, {"If", "StatelessIf"}

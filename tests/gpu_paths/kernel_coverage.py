@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import graphs_run_by
-from tfdist.upstream.tensorflow_kernels import dtypes_of, gpu_kernel
+from tfdist.upstream.tensorflow_runtime import dtypes_of, gpu_kernel
 
 #: The device of operations without a requested device: in these graphs, the host's.
 HOST = "CPU:0"

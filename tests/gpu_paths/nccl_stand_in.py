@@ -78,12 +78,7 @@ def all_sum(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 class NcclStandIn(Mirrored):
-    """`Mirrored` over CPU devices as it would be over GPUs that communicate through NCCL.
-
-    Args:
-        devices: Logical CPU devices, as in `Mirrored`.
-        **options: Options of `Mirrored`.
-    """
+    """`Mirrored` over CPU devices as it would be over GPUs that communicate through NCCL."""
 
     def __init__(self, devices: int | Sequence[str], **options: Any) -> None:
         with replaced(mirrored, "_resolve", _unchecked):

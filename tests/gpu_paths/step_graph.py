@@ -129,11 +129,7 @@ def batches(dtype: str = "float32") -> tf.data.Dataset:
 
 
 class Order:
-    """The order of nodes within one iteration of the loop, over all devices.
-
-    Args:
-        graphs: The graphs of the loop.
-    """
+    """The order of nodes within one iteration of the loop, over all devices."""
 
     def __init__(self, graphs: StepGraphs) -> None:
         nodes = list(graphs.nodes())

@@ -17,7 +17,7 @@ from tests.gpu_paths.kernel_coverage import gpus_listed
 from tests.gpu_paths.step_graph import step_graphs
 from tests.support.training import building
 from tfdist.strategies.one_device import OneDevice
-from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums
+from tfdist.upstream.tensorflow_runtime import gradients_of_biases_as_sums
 
 _sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 #: Operations by which overflows are looked for and gradients are unscaled.

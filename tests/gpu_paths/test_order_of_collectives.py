@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.gpu_paths import step_graph
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tfdist import strategies
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.strategies.feed import DevicePrefetch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.groups import buckets
+from tests.support.numbers import ancestors
+from tfdist import strategies
+from tfdist.groups import buckets, traffic
 from tfdist.groups.fusion import FUSION_LIMIT, fused, in_chunks
 
 _KB = 1 << 10
@@ -130,3 +134,130 @@ def test_fusion_keeps_order_values_and_kinds() -> None:
             assert result.dtype == tensor.dtype
             np.testing.assert_array_equal(result, tensor * 2)
     assert fused(double, []) == []
+
+
+# ---- limit of the rate ----
+
+
+_BUCKETS = 5
+_SIZE = 4  # float32
+
+
+def _chain(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    for weight in weights[::-1]:
+        x = tf.tanh(x * weight)
+    return x
+
+
+def _with_a_skip(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    """A model whose first weight's gradient depends on all other gradients."""
+    return _chain(x, weights) + x * weights[-1]
+
+
+def _all_used_twice(x: tf.Tensor, weights: list[tf.Variable]) -> tf.Tensor:
+    return _chain(_chain(x, weights), weights)
+
+
+def _step(model: Callable, num_bytes: int) -> Any:
+    """Returns a `tf.function` that computes gradients and simulated sums, one bucket each."""
+    weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tuple[list, list]:
+        with tf.GradientTape() as tape:
+            loss = model(x, weights)
+        gradients = [[gradient] for gradient in tape.gradient(loss, weights)]
+        sums = [[2 * gradient] for (gradient,) in gradients]
+        buckets.limit_rate(gradients, sums, num_bytes)
+        return gradients, sums
+
+    return step
+
+
+def _waited_for(step: Any) -> list[list[int]]:
+    """Returns, by bucket, the other buckets whose sums its gradient waits for."""
+    graph = step.get_concrete_function(tf.TensorSpec([_SIZE])).graph
+    flat = graph.structured_outputs
+    gradients, sums = ([_source(own.op) for (own,) in each] for each in flat)
+    return [
+        [j for j, total in enumerate(sums) if total in ancestors(gradient)]
+        for gradient in gradients
+    ]
+
+
+def _source(operation: tf.Operation) -> tf.Operation:
+    return operation.inputs[0].op if operation.type == "Identity" else operation
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unsent"), [(1, 2), (2 * 16, 2), (3 * 16, 3), (5 * 16, 5), (1 << 20, 5)]
+)
+def test_byte_limit_bounds_buckets_in_flight(num_bytes: int, unsent: int) -> None:
+    expected = [list(range(max(0, number + 1 - unsent))) for number in range(_BUCKETS)]
+    assert _waited_for(_step(_chain, num_bytes)) == expected
+
+
+@pytest.mark.parametrize("model", [_chain, _with_a_skip, _all_used_twice])
+def test_rate_limit_does_not_change_gradients(model: Callable) -> None:
+    x = tf.linspace(-1.0, 1.0, _SIZE)
+    limited, unlimited = (_step(model, num_bytes)(x) for num_bytes in (1, 1 << 20))
+    for one, other in zip(tf.nest.flatten(limited), tf.nest.flatten(unlimited), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_sums_wait_only_for_earlier_buckets() -> None:
+    for number, waited_for in enumerate(_waited_for(_step(_with_a_skip, 1))):
+        assert all(other <= number - 2 for other in waited_for)
+
+
+def test_side_effects_keep_their_traced_order() -> None:
+    """As BatchNorm's backward all-reduce: TensorFlow orders later collectives after it."""
+    weights = [tf.Variable(tf.fill([_SIZE], 1.0 + i)) for i in range(_BUCKETS)]
+    token = tf.Variable(0)
+
+    def ordered(tensor: tf.Tensor) -> tf.Tensor:
+        added = tf.raw_ops.AssignAddVariableOp(resource=token.handle, value=1)
+        with tf.control_dependencies([added]):
+            return tf.identity(tensor)
+
+    @tf.custom_gradient
+    def normalized(x: tf.Tensor) -> Any:
+        return ordered(x), ordered
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> list:
+        with tf.GradientTape() as tape:
+            for weight in weights[::-1]:
+                x = normalized(tf.tanh(x * weight))
+        gradients = tape.gradient(x, weights)
+        sums = [ordered(gradient) for gradient in gradients]
+        buckets.limit_rate(gradients, sums, 1)
+        return sums
+
+    assert len(step(tf.ones([_SIZE]))) == _BUCKETS
+    assert int(token) == 3 * _BUCKETS
+
+
+@pytest.mark.parametrize(("num_bytes", "is_delayed"), [(16, True), (None, False), ("auto", False)])
+def test_two_buckets_of_the_chosen_size_are_in_flight(num_bytes: Any, is_delayed: bool) -> None:
+    """The default bucket size of 25 MB is larger than these gradients."""
+
+    @tf.function(autograph=False)
+    def sums(x: tf.Tensor) -> list:
+        chain = itertools.accumulate([x] * _BUCKETS, lambda before, _: tf.tanh(before))
+        return buckets.each(lambda bucket: [tf.identity(t) for t in bucket],
+                            [[own] for own in chain], num_bytes, wait=False)  # fmt: skip
+
+    graph = sums.get_concrete_function(tf.TensorSpec([_SIZE])).graph
+    waiting = [own for own in graph.get_operations() if own.type == "Tanh" and own.control_inputs]
+    assert bool(waiting) == is_delayed
+
+
+def test_eager_mode_adds_no_dependencies() -> None:
+    buckets.limit_rate([[tf.ones([4])]] * 4, [[tf.ones([4])]] * 4, 1)
+
+
+def test_sum_of_ones_is_the_number_of_replicas() -> None:
+    seconds, total = traffic.measure_all_reduce(strategies.create("mirrored", devices=3), 4000)
+    assert total == 3
+    assert seconds > 0

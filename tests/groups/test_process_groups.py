@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import ClusterError, DataError, MissingError, TfdistError
 from tfdist.groups.agreement import check_values, from_rank0

@@ -18,7 +18,7 @@ import tfdist.horovod as hvd
 from tests.horovod.training import CASES, X, Y, dense, fit, sgd, share
 from tfdist.errors import TfdistError
 from tfdist.groups.fusion import FUSION_LIMIT
-from tfdist.horovod.exchange import exchanges_of
+from tfdist.horovod.optimizer import exchanges_of
 
 
 def train(name: str) -> list[np.ndarray]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.loops.test_epoch import Listener, run
 from tests.support.training import assert_close, mirrored
-from tfdist.loops.data_handler import DataHandler, limited_epochs, limited_steps_per_epoch
+from tfdist.loops.data_handler import limited_epochs, limited_steps_per_epoch
 from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream import input_data
 
@@ -46,29 +46,6 @@ def test_data_that_end_early_make_no_further_calls() -> None:
     with pytest.warns(UserWarning, match="ended after 3 of 7 steps"):
         run(OneDevice(), Listener("callback", events), steps_per_epoch=7)
     assert events[-2:] == ["callback from 2", "callback to 2"]
-
-
-@pytest.mark.parametrize("step", [0, 2])
-def test_restores_positions_of_earlier_versions(step: int) -> None:
-    def handler() -> DataHandler:
-        return DataHandler(OneDevice(), np.arange(12.0)[:, None], training=True, batch_size=2)
-
-    first = handler()
-    iterator = first.begin_epoch()
-    for _ in range(step):
-        next(iterator)
-    state = first.state(step)
-    old_names = {"within pass": "goes on", "unused passes": "in vain"}
-    old = {old_names.get(name, name): value for name, value in state.items()}
-    assert {"goes on", "in vain"} <= old.keys()
-
-    def rows(saved: dict[str, Any]) -> list[Any]:
-        resumed = handler()
-        resumed.restore(saved)
-        return [np.asarray(batch).tolist() for batch, *_ in resumed.begin_epoch(step)]
-
-    assert rows(old) == rows(state)
-    assert len(rows(old)) == 6 - step
 
 
 _ARRAY = np.arange(12.0)[:, None]

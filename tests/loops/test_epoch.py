@@ -22,12 +22,7 @@ from tfdist.strategies.one_device import OneDevice
 
 
 class WithAnother(LocalGroup):
-    """The group of this process and a simulated second worker.
-
-    Args:
-        rank: Rank of this worker.
-        **other: Values that the other worker sends instead of this worker's.
-    """
+    """The group of this process and a simulated second worker."""
 
     def __init__(self, rank: int = 0, **other: float) -> None:
         super().__init__()

@@ -28,13 +28,7 @@ _CALL = Call(0, LoopResult(1, 4, 0.0), 1.0, {})
 
 
 class Threads(LocalGroup):
-    """A group of threads.
-
-    Args:
-        rank: Rank of this thread.
-        barrier: Barrier of all threads.
-        rows: Shared list of what each thread sends.
-    """
+    """A group of threads."""
 
     def __init__(self, rank: int, barrier: threading.Barrier, rows: list[Any]) -> None:
         super().__init__()
@@ -57,13 +51,7 @@ def errors(
     act: Act,
     modes: Sequence[CheckRanks] = ("auto", "auto"),
 ) -> list[str]:
-    """Returns the error message of each rank, or an empty string.
-
-    Args:
-        builders: Build the model of each rank.
-        act: Called on each rank with its checks and model.
-        modes: When each rank compares variables.
-    """
+    """Returns the error message of each rank, or an empty string."""
     barrier, rows = threading.Barrier(len(builders)), [None] * len(builders)
     models = [make() for make in builders]
 

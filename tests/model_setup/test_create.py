@@ -329,6 +329,18 @@ def test_build_function_without_a_model_raises(strategy: Mirrored) -> None:
         create.create(lambda: None, strategy)
 
 
+def test_models_of_keras_2_are_refused(strategy: Mirrored) -> None:
+    class Sequential:
+        __module__ = "tf_keras.src.engine.sequential"
+
+        def __call__(self, inputs: Any) -> Any:
+            raise AssertionError
+
+    for source in (Sequential(), lambda: Sequential()):
+        with pytest.raises(ConfigurationError, match=r"Sequential of tf_keras \(Keras 2\)"):
+            create.create(source, strategy)
+
+
 def test_model_created_outside_the_scope_is_used_directly(strategy: Mirrored) -> None:
     model = build()
     assert create.create(lambda: model, strategy) is model

@@ -29,9 +29,6 @@ def build_with_input() -> keras.Model:
 def two_models(make: Any) -> tuple[list[float], list[np.ndarray], float, float]:
     """Trains two models in one script.
 
-    Args:
-        make: Returns a model or a trainer.
-
     Returns:
         The losses of the second model, its initial weights, and random numbers of Python and NumPy
         after the training.

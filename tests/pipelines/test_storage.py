@@ -16,9 +16,9 @@ import pytest
 from pipelines import DataError, object_store, storage
 from pipelines.pack.__main__ import main as pack
 from pipelines.storage import RemotePath
-from pipelines.writing.publish import ShardWriter
+from pipelines.writing import ShardWriter
 from tests.support import buckets
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 
 require_obstore()
 _numbers_of_folders = itertools.count()

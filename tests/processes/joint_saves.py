@@ -14,10 +14,10 @@ import numpy as np
 import tfdist
 from tests.support.training import FIT, momentum
 from tfdist.checkpoint import joint_save, manifest, resume
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.joint_save import JointSave, Target
 from tfdist.checkpoint.resume import read_shards as _read_shards
 from tfdist.checkpoint.snapshot import OwnShards, Packed, Shard
+from tfdist.checkpoint.store import store_at
 from tfdist.errors import ConfigurationError
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.sharded.strategy import Sharded

@@ -13,8 +13,7 @@ import pytest
 from benchmarks.hosts import Hosts
 from tests.processes.test_two_hosts import AS_ROOT, MPIRUN
 from tests.support import ROOT
-from tests.support.commands import wait_for
-from tests.support.packages import needs_horovod, needs_mpi
+from tests.support.commands import needs_horovod, needs_mpi, wait_for
 from tests.support.starting import tf_config
 from tfdist.errors import PEER_LOST
 

@@ -9,8 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.processes import prebuilt_model
 from tests.processes.faulty import ASLEEP
-from tests.support import starting
+from tests.support import ROOT, starting
 from tfdist.cluster.networks import free_ports
 from tfdist.errors import PEER_LOST
 
@@ -70,3 +71,21 @@ def test_interrupt_of_one_worker_stops_all_after_the_same_step(train: Train) -> 
         assert "left with 2 epochs" in output
         assert "\nerror:" not in output  # of the command; TensorFlow logs missing drivers as errors
         assert code == 130
+
+
+# ---- a model that was built before ----
+
+
+def losses(output: str) -> list[str]:
+    return [line.partition("losses ")[2] for line in output.splitlines() if "losses" in line]
+
+
+@pytest.mark.processes
+def test_models_that_were_built_first_train_over_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prebuilt_model.main("plain")
+    plain = losses(capsys.readouterr().out)
+    assert len(plain) == 2
+    script = [sys.executable, "-m", "tests.processes.prebuilt_model", "multi_worker"]
+    assert losses(starting.launch("--num-workers", "2", "--", *script, cwd=ROOT).stdout) == plain

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.hosts import Hosts
 from tests.support import ROOT
-from tests.support.packages import needs_horovod, needs_mpi
+from tests.support.commands import needs_horovod, needs_mpi
 
 #: Open MPI would bind both ranks to the first core, which these hosts share. Its processes must
 #: not exit immediately: mpirun 5.0.11 hangs in one of 75 runs of `hostname`.

@@ -60,10 +60,6 @@ PROGRAMS: dict[str, Program] = {}
 def program(data: Data, **options: Any) -> Callable[[Build], Build]:
     """Registers a model builder as a program, named like the function, with its docstring.
 
-    Args:
-        data: Rows to train on and to evaluate.
-        **options: The other fields of `Program`.
-
     Raises:
         ValueError: If two builders have the same name, or a wide tolerance has no reason.
     """
@@ -85,13 +81,7 @@ def program(data: Data, **options: Any) -> Callable[[Build], Build]:
 
 
 def unregistered(build: Build, data: Data, **options: Any) -> Program:
-    """Returns a program that only calls `fit`, and is not in `PROGRAMS`.
-
-    Args:
-        build: Returns the compiled model.
-        data: Rows to train on.
-        **options: The other fields of `Program`.
-    """
+    """Returns a program that only calls `fit`, and is not in `PROGRAMS`."""
     return Program("unregistered", "", _seeded(build), data, only_fit=True, **options)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,9 +12,11 @@ import ray
 
 import tfdist.ray
 from tests.support.training import build
-from tfdist.errors import ConfigurationError, DataError, LaunchError
-from tfdist.ray.blocks import Blocks
+from tfdist.errors import ConfigurationError, DataError, LaunchError, Preempted
+from tfdist.loops import interrupts
 from tfdist.ray.data import share
+from tfdist.ray.placement import connect
+from tfdist.ray.reports import Blocks
 
 NUM_ROWS, BATCH_SIZE = 21, 8
 
@@ -108,3 +112,23 @@ def test_dataset_outside_of_a_worker() -> None:
 
     with pytest.raises(LaunchError, match="outside of a function"):
         tfdist.ray.dataset("train", 2, "x")(tf.distribute.InputContext())
+
+
+# ---- connecting ----
+
+
+def test_unreachable_cluster_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray waits for minutes"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(LaunchError, match=r"no answer from 127\.0\.0\.1:1 .* Check RAY_ADDRESS"):
+        connect()
+
+
+def test_handler_of_ray_does_not_end_a_training_before_it_saves() -> None:
+    with pytest.raises(ValueError, match="no port"):
+        ray.init(address="no port")  # sets the handler before it reads the address
+    before = signal.getsignal(signal.SIGTERM)
+    assert before is not signal.SIG_DFL
+    with pytest.raises(Preempted), interrupts.deferred():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from recipes import cifar10_resnet, gpt_text, imagenet_resnet50, xception_cats
-from tests.recipes.small import SMALL
+from tests.recipes.running import SMALL
 from tests.support import numbers, pictures
 from tfdist import data, schedules
 from tfdist.config import TrainConfig

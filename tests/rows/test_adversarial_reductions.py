@@ -131,10 +131,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda s, x: ops.sum(tf.nn.softmax(kept := tf.boolean_mask(x[:, 0], x[:, 0] > 0)) * kept),
         FULL,
     ),
-    "half of the selected rows": (
-        lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > -9)[:2]),
-        FULL,
-    ),
+    "half of the selected rows": (lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > -9)[:2]), FULL),
     "running sum over selected rows": (
         lambda s, x: ops.sum(ops.cumsum(tf.boolean_mask(x, x[:, 0] > -9), axis=0)),
         FULL,
@@ -155,10 +152,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         FULL,
     ),
-    "sum over selected rows": (
-        lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > 0) ** 2),
-        FULL,
-    ),
+    "sum over selected rows": (lambda s, x: ops.sum(tf.boolean_mask(x, x[:, 0] > 0) ** 2), FULL),
     "floor that is not reached": (lambda s, x: ops.maximum(ops.mean(x**2), -9.0), FULL),
     "hinge that is zero": (lambda s, x: ops.relu(ops.mean(x) - 9), FULL),
     "clipped mean": (lambda s, x: ops.clip(ops.mean(x), -9, 9), FULL),
@@ -193,14 +187,8 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         MEAN,
     ),
     "variance by moments": (lambda s, x: s.gate * (ops.mean(x**2) - ops.mean(x) ** 2), FULL),
-    "sum over a square of rows": (
-        lambda s, x: ops.sum(x**2) / num_rows(x) / num_rows(x),
-        FULL,
-    ),
-    "function of rows over their number": (
-        lambda s, x: ops.mean(ops.tanh(x / num_rows(x))),
-        FULL,
-    ),
+    "sum over a square of rows": (lambda s, x: ops.sum(x**2) / num_rows(x) / num_rows(x), FULL),
+    "function of rows over their number": (lambda s, x: ops.mean(ops.tanh(x / num_rows(x))), FULL),
     "sum over the rows": (lambda s, x: ops.sum(x**2) / num_rows(x), MEAN),
     "sum that is zero": (lambda s, x: s.gate * ops.sum(x**2), SUM),
     "mean that is zero": (lambda s, x: s.gate * ops.mean(x**2), MEAN),
@@ -280,10 +268,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], Any]] = {
         ),
         FULL,
     ),
-    "list of a fixed number of rows": (
-        lambda s, x: ops.mean(_squares_in_list(x)),
-        FULL,
-    ),
+    "list of a fixed number of rows": (lambda s, x: ops.mean(_squares_in_list(x)), FULL),
     "draws seeded by the batch": (
         lambda s, x: ops.mean(
             x
@@ -395,10 +380,7 @@ STATES: dict[str, tuple[Callable[..., Any], Any]] = {
     "rows seen": (lambda s, x: s.state + num_rows(x), SUM),
     "gated sum": (lambda s, x: s.state + s.gate * ops.sum(x), SUM),
     "large entries": (lambda s, x: s.state + ops.sum(ops.cast(x > 99, x.dtype)), SUM),
-    "batches with large entries": (
-        lambda s, x: s.state + ops.cast(ops.any(x > 99), x.dtype),
-        FULL,
-    ),
+    "batches with large entries": (lambda s, x: s.state + ops.cast(ops.any(x > 99), x.dtype), FULL),
     "decay of a sum": (lambda s, x: 0.9 * s.state + ops.sum(ops.relu(x - 9)), FULL),
 }
 

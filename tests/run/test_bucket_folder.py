@@ -19,7 +19,7 @@ from tests.support.commands import wait_for
 from tests.support.starting import python
 from tfdist import train
 from tfdist.checkpoint import __main__ as checkpoint
-from tfdist.checkpoint.bucket_store import store_at
+from tfdist.checkpoint.store import store_at
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError
 from tfdist.run import mirror
@@ -34,7 +34,7 @@ PATH = {"PYTHONPATH": str(ROOT)}  # added to the environment, which names the se
 KILLED = """
 import os, signal, sys
 from tfdist import train
-from tfdist.checkpoint.bucket_store import BucketStore
+from tfdist.checkpoint.store import BucketStore
 
 upload = BucketStore._upload
 

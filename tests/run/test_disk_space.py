@@ -17,7 +17,7 @@ from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.step_log import StepLog
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
-from tfdist.run import disk_space
+from tfdist.run import saved_model
 from tfdist.run.folder import RunFolder
 
 
@@ -33,12 +33,12 @@ def test_failed_save_keeps_the_previous_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # one of the places to which it is saved instead
     path = tmp_path / "model.keras"
-    assert disk_space.save_model(model, path) == (path, None)
+    assert saved_model.save_model(model, path) == (path, None)
     rows = np.ones((4, 3), "float32")
     np.testing.assert_array_equal(keras.saving.load_model(path)(rows), model(rows))
     before = path.read_bytes()
     with pytest.raises(OSError, match="disk full"):
-        disk_space.save_model(Unsaveable(), path)
+        saved_model.save_model(Unsaveable(), path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["model.keras"]
 
@@ -66,7 +66,7 @@ def test_full_disk_raises_before_training(
 
 
 def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
-    disk_space.probe_space(tmp_path, model)
+    saved_model.probe_space(tmp_path, model)
     assert not list(tmp_path.iterdir())
 
 
@@ -80,7 +80,7 @@ def test_probe_leaves_nothing(tmp_path: Path, model: keras.Model) -> None:
     ],
 )
 def test_recognizes_errors_of_a_full_disk(error: Exception, is_full: bool) -> None:
-    assert bool(disk_space.full_disk_message(error)) == is_full
+    assert bool(saved_model.full_disk_message(error)) == is_full
 
 
 def test_model_is_saved_elsewhere_if_the_disk_is_full(

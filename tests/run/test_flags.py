@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, Field
 
 from pipelines import storage
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 from tfdist.config import TrainConfig
 from tfdist.errors import ConfigurationError
 from tfdist.run import flags as command_line

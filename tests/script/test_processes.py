@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_examples import MPIRUN
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tests.support.starting import ENVIRON, run
 from tfdist.cluster.launcher.options import parse
 

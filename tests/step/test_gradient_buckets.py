@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.step.test_shared_trace import traced_step
-from tests.support.graphs import ancestors
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
+from tests.support.numbers import ancestors
 from tfdist import strategies
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.errors import ConfigurationError

@@ -37,8 +37,7 @@ from pipelines import object_store
 from tests.studies.faults import saves
 from tests.support import buckets, numbers
 from tests.support.buckets import Fault
-from tfdist.checkpoint.bucket_store import store_at
-from tfdist.checkpoint.store import Place
+from tfdist.checkpoint.store import Place, store_at
 
 #: Sizes of the arrays of a checkpoint; the last one is uploaded in several parts.
 SIZES = (10, 1000, 1_500_000)

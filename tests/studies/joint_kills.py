@@ -29,10 +29,9 @@ import tensorflow as tf
 from tests.studies.faults.forks import Forked, Report
 from tests.support import buckets
 from tfdist.checkpoint import joint_save, manifest
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.joint_save import JointSave, target_at
 from tfdist.checkpoint.snapshot import Packed, Shard
-from tfdist.checkpoint.store import Place
+from tfdist.checkpoint.store import Place, store_at
 
 #: Elements of a rank's shard; it is uploaded in two parts.
 SIZE = 1_500_000

@@ -28,12 +28,7 @@ _NUM_OPERATIONS = 14
 
 
 class Pool:
-    """The tensors of a graph, from which operations take random inputs.
-
-    Args:
-        seed: Seed of the choices.
-        tensors: The first tensors.
-    """
+    """The tensors of a graph, from which operations take random inputs."""
 
     def __init__(self, seed: str, tensors: list[tf.Tensor]) -> None:
         self.draw, self.tensors = random.Random(seed), tensors

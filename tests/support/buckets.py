@@ -30,7 +30,7 @@ import psutil
 import pytest
 
 from pipelines import object_store, storage
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 from tfdist.cluster.networks import free_ports
 
 #: What happens to a request: nothing, a status, a connection that is closed before or in the middle

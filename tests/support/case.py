@@ -59,10 +59,6 @@ CASES: dict[str, Case] = {}
 def case(data: Data, **options: Any) -> Callable[[Build], Build]:
     """Registers a model builder as a case, named like the function, with its docstring as feature.
 
-    Args:
-        data: Rows to train on and to evaluate.
-        **options: The other fields of `Case`.
-
     Raises:
         ValueError: If two builders have the same name, or a wide tolerance has no reason.
     """

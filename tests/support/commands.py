@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.support import ROOT
+from tfdist.cluster.launcher import plan
 
 #: One process runs all commands; modules that one imports are loaded for the next.
 _RUN = """
@@ -59,3 +63,25 @@ def wait_for(condition: Callable[[], bool], seconds: float = 300) -> None:
     while not condition():
         assert time.monotonic() < end, f"timed out after {seconds:.0f} s"
         time.sleep(0.05)
+
+
+# ---- packages ----
+
+
+_NO_HOROVOD = "Horovod is not installed: make horovod"
+
+needs_horovod = pytest.mark.skipif(not plan.horovod_installed(), reason=_NO_HOROVOD)
+needs_mpi = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="no mpirun: apt-get install openmpi-bin"
+)
+
+
+def require_horovod() -> None:
+    """Skips the running test without Horovod."""
+    if not plan.horovod_installed():
+        pytest.skip(_NO_HOROVOD)
+
+
+def require_obstore() -> None:
+    """Skips the running test, or the tests of a file, without the client of object stores."""
+    pytest.importorskip("obstore", reason="needs the extra 'cloud'")

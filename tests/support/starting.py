@@ -67,13 +67,7 @@ def tf_config(addresses: Sequence[str], rank: int) -> dict[str, str]:
 def piped(
     *command: str, env: Mapping[str, str] = ENVIRON, **options: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """Starts a command with its output piped, and kills it at the end of the block.
-
-    Args:
-        *command: Program and arguments.
-        env: Environment variables.
-        **options: Further arguments of `Popen`.
-    """
+    """Starts a command with its output piped, and kills it at the end of the block."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, **(pipes | options)) as process:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import pipelines
+from tests.support import ROOT
 from tests.support.starting import run
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.strategies.sharded.division import OverDevices
@@ -63,14 +65,27 @@ def test_data_that_are_prefetched_are_not_prefetched_again(
 
 
 @pytest.mark.parametrize(
-    "starts", [("-m", "tfdist.train", "--smoke"), ("-c", "import tfdist; tfdist.Trainer")]
+    ("starts", "backend", "reason"),
+    [
+        (("-m", "tfdist.train", "--smoke"), "openvino", "No module named 'openvino'"),
+        (("-m", "tfdist.train", "--recipe", "./one.py"), "theano", "backend : theano"),
+        (("-m", "tfdist.script", "one.py"), "torch", "No module named 'torch'"),
+        (("-c", "import tfdist; tfdist.Trainer"), "torch", "No module named 'torch'"),
+    ],
 )
-def test_backend_that_is_not_installed(starts: tuple[str, ...]) -> None:
-    environ = os.environ | {"KERAS_BACKEND": "torch"}
-    done = run(sys.executable, *starts, env=environ, code=1)
-    assert done.stderr.strip().endswith(
-        "No module named 'torch'. Set KERAS_BACKEND=tensorflow before Python starts, or the "
-        "backend in ~/.keras/keras.json."
+def test_backend_that_is_not_installed(
+    starts: tuple[str, ...], backend: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "one.py").write_text("import keras")
+    environ = os.environ | {"KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)}
+    done = run(sys.executable, *starts, env=environ, cwd=tmp_path, code=1)
+    assert (
+        done.stderr.strip()
+        .removesuffix("\nRun python -m tfdist.train --help for all flags.")
+        .endswith(
+            f"{reason}. Set KERAS_BACKEND=tensorflow before Python starts, or the backend in "
+            "~/.keras/keras.json."
+        )
     )
 
 

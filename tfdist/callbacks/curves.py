@@ -78,13 +78,7 @@ class Curves(keras.callbacks.Callback):
 
 
 def figure(epochs: Sequence[int], curves: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """Plots each metric in a panel, training and validation together.
-
-    Args:
-        epochs: Epoch numbers, from 1.
-        curves: The values of each metric in these epochs; NaN where there is none.
-        title: Title of the figure.
-    """
+    """Plots each metric in a panel, training and validation together."""
     labels = {"": "training", "val_": "validation"}
     panels = {
         name: [

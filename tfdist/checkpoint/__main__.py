@@ -36,7 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{given.action}: the argument TO is required for export, and only for export."
             )
         if given.action == "export":
-            return _export(given.path, Path(given.to))
+            target = Path(given.to)
+            from tfdist.checkpoint.export import export
+            from tfdist.checkpoint.store import checkpoints_of
+
+            newest = checkpoints_of(given.path)[0]
+            export(newest, target)
+            print(f"Exported the model of {newest} to {target}.")
+            return 0
         return {"list": _list, "inspect": _inspect, "verify": _verify}[given.action](given.path)
 
     return command.run(run)
@@ -44,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _list(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.bucket_store import checkpoints_of
+    from tfdist.checkpoint.store import checkpoints_of
 
     rows, problems = [], []
     for checkpoint in checkpoints_of(path):
@@ -66,9 +73,8 @@ def _list(path: str) -> int:
 
 def _inspect(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.bucket_store import checkpoints_of
     from tfdist.checkpoint.snapshot import Snapshot
-    from tfdist.checkpoint.store import load
+    from tfdist.checkpoint.store import checkpoints_of, load
 
     path = checkpoints_of(path)[0]
     tables.facts([name, _text(value)] for name, value in manifest.read(path).items())
@@ -83,8 +89,7 @@ def _inspect(path: str) -> int:
 
 def _verify(path: str) -> int:
     from tfdist.checkpoint import manifest
-    from tfdist.checkpoint.bucket_store import checkpoints_of
-    from tfdist.checkpoint.store import load
+    from tfdist.checkpoint.store import checkpoints_of, load
 
     num_problems = 0
     for checkpoint in checkpoints_of(path):
@@ -96,16 +101,6 @@ def _verify(path: str) -> int:
         else:
             print(f"{checkpoint} is intact.")
     return 1 if num_problems else 0
-
-
-def _export(path: str, target: Path) -> int:
-    from tfdist.checkpoint.bucket_store import checkpoints_of
-    from tfdist.checkpoint.export import export
-
-    newest = checkpoints_of(path)[0]
-    export(newest, target)
-    print(f"Exported the model of {newest} to {target}.")
-    return 0
 
 
 def _text(value: object) -> str:

@@ -71,10 +71,6 @@ def export(checkpoint: str, target: Path) -> None:
 def load_weights(model: keras.Model, checkpoint: str) -> None:
     """Assigns the weights of a checkpoint to a model.
 
-    Args:
-        model: A built model with the layers of the one that was trained.
-        checkpoint: The path of the checkpoint.
-
     Raises:
         ConfigurationError: The checkpoint is damaged, unreadable, or from another model.
     """

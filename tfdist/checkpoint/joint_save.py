@@ -142,15 +142,7 @@ def put_text(target: Target, folder: Path, name: str, text: str) -> None:
 def complete(
     target: Target, own: Report, text: str, facts: Mapping[str, Any], save: JointSave
 ) -> None:
-    """Waits for the parts of all ranks, and makes them a checkpoint. Called on rank 0.
-
-    Args:
-        target: Where the parts are.
-        own: The report of rank 0.
-        text: The JSON of the packed snapshot.
-        facts: Entries of the manifest.
-        save: The save.
-    """
+    """Waits for the parts of all ranks, and makes them a checkpoint. Called on rank 0."""
     reports = [own, *(_wait_for(target, rank, save) for rank in range(1, save.num_ranks))]
     listed: dict[str, Any] = {}
     with target.workspace() as name:

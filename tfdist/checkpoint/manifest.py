@@ -127,10 +127,6 @@ def read(folder: str) -> dict[str, Any]:
 def verify(folder: str, files: Mapping[str, Any]) -> None:
     """Compares files of a local folder with what the manifest says about them.
 
-    Args:
-        folder: The folder.
-        files: Entries of `files` in the manifest.
-
     Raises:
         DamagedError: A file is missing or differs from the manifest.
         UnreadableError: A file cannot be read.
@@ -160,12 +156,7 @@ def as_os_error() -> Iterator[None]:
 
 
 def error_of(path: str, error: Exception) -> DamagedError | UnreadableError:
-    """Returns the error to raise when reading a file of a checkpoint has failed.
-
-    Args:
-        path: The file or folder.
-        error: What reading it raised.
-    """
+    """Returns the error to raise when reading a file of a checkpoint has failed."""
     if isinstance(error, tf.errors.NotFoundError):
         return DamagedError(f"{path} is missing")
     if isinstance(error, DAMAGE) or not isinstance(error, (OSError, tf.errors.OpError)):

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import (
     NO_SHARDS,
@@ -25,7 +24,7 @@ from tfdist.checkpoint.snapshot import (
     prefix_in,
     slice_specs,
 )
-from tfdist.checkpoint.store import Place, Store, load, verified_files
+from tfdist.checkpoint.store import Place, Store, load, store_at, verified_files
 from tfdist.errors import ConfigurationError
 from tfdist.groups.agreement import from_rank0
 from tfdist.strategies.base import Strategy

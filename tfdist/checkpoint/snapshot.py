@@ -200,9 +200,6 @@ def _boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[tuple
         shape: The shape of the array.
         begin: The first element.
         end: The element after the last one.
-
-    Yields:
-        The first index and the size in each dimension.
     """
     if len(shape) == 1:
         yield ((begin, end - begin),)

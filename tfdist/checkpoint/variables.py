@@ -214,7 +214,6 @@ def _fits(saved: Any, variable: keras.Variable) -> bool:
 
 
 def _saved_of(groups: Groups, snapshot: Snapshot) -> dict[str, keras.Variable]:
-    """Returns the variables that a checkpoint contains, by name."""
     frozen = snapshot.state.get(FROZEN, {})
     return {name: v for name, v in _named(groups).items() if name not in frozen}
 

@@ -58,11 +58,7 @@ def installed() -> list[str]:
 
 
 def facts(fields: str) -> list[str]:
-    """Returns a line about each GPU of this host from `nvidia-smi`; empty if that fails.
-
-    Args:
-        fields: What to ask for, such as `"name,driver_version"`.
-    """
+    """Returns a line about each GPU of this host from `nvidia-smi`; empty if that fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

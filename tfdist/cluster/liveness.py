@@ -11,20 +11,17 @@ import contextlib
 import json
 import os
 import random
-import socket
 import socketserver
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster.networks import bypass_proxy, listen_address
-from tfdist.cluster.record import joined, split
+from tfdist.cluster.record import joined
+from tfdist.cluster.remote import probe
 from tfdist.console import threads
 from tfdist.errors import ClusterError
 
-#: The beginning of an HTTP/2 connection (RFC 9113, 3.4): preface and empty settings. A gRPC server
-#: replies with its settings. The server of `start_responder` replies to anything.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _MAX_THREADS = 512
 #: Not Python's global generator, whose draws the user's seed determines.
 _random = random.SystemRandom()
@@ -62,10 +59,8 @@ class _Answer(socketserver.BaseRequestHandler):
 
 def _answers(address: str, seconds: float) -> bool:
     try:
-        with socket.create_connection(split(address), timeout=seconds) as connection:
-            connection.sendall(_HELLO)
-            return bool(connection.recv(1))
-    except OSError:
+        return probe.answers(address, seconds)  # the server of `start_responder` answers anything
+    except ConnectionError:
         return False
 
 
@@ -87,11 +82,6 @@ def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
     Returns an empty mapping immediately if no rendezvous server is set. Each rank registers its
     address. Rank 0 reads all of them and registers the list, which the others read. Thus n ranks
     send O(n) requests to the server, O(n) of them by rank 0.
-
-    Args:
-        rank: Rank of this process.
-        size: Number of processes.
-        seconds: Maximum time to wait.
 
     Raises:
         ClusterError: Ranks are missing after that time, or the server cannot be reached.
@@ -153,7 +143,6 @@ def _register(key: str, value: str) -> None:
 
 
 def _registered(key: str) -> str:
-    """Returns the value that was registered under a key; empty if there is none."""
     from horovod.runner.http.http_client import read_data_from_kvstore
 
     try:

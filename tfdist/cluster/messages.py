@@ -186,11 +186,6 @@ class Relay:
     Rank r receives the message from rank (r - 1) // `FANOUT`, and forwards it to its children. It
     arrives after log(n) / log(`FANOUT`) hops with n workers: four for 4,096 workers.
 
-    Args:
-        rank: Rank of this worker.
-        size: Number of workers.
-        host: Address at which children reach this worker.
-
     Attributes:
         address: `"host:port"` at which children fetch the message; empty without children.
     """

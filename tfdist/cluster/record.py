@@ -132,9 +132,6 @@ def describe_binding(local_size: int) -> dict[str, str]:
     """Returns a row of the start-up table if a launcher leaves cores of this host idle.
 
     By default, Open MPI binds each rank to one core if there are at most two ranks.
-
-    Args:
-        local_size: Workers on this host.
     """
     from pipelines.cores import num_bound_cores  # not before commands put it before the user's
 

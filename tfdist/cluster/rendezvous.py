@@ -366,11 +366,6 @@ def _run(coroutine: Coroutine[Any, Any, Meeting]) -> Meeting:
 def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Meeting:
     """Exchanges addresses with an MPI all-gather. The ports are currently free, but not reserved.
 
-    Args:
-        cluster: Cluster of this process, without addresses.
-        gpus: Identifiers of the GPUs that this worker sees or requests.
-        share_gpus: Whether several workers may use the same GPU.
-
     Raises:
         ClusterError: mpi4py is missing or uses a different MPI than mpirun; or the GPUs cannot be
             divided.

@@ -69,12 +69,7 @@ def _run(main: Callable[[], int | None]) -> int:
 
 
 def parser(program: str, description: str) -> ArgumentParser:
-    """Returns an empty parser for `parse`; add arguments as in argparse.
-
-    Args:
-        program: Name of the command in the usage line.
-        description: Description of the command.
-    """
+    """Returns an empty parser for `parse`; add arguments as in argparse."""
     from pipelines.console import flags  # after `shadowed_packages.put_first`
 
     return flags.parser(program, description)

@@ -27,9 +27,6 @@ def replacing(path: Path) -> Iterator[Path]:
     The temporary file is in the same folder, because a rename is atomic only within one file
     system, and has the same suffix, by which Keras and matplotlib choose the format.
 
-    Args:
-        path: The file to create or replace.
-
     Yields:
         The path to write to. If the block raises, that file is removed, and `path` is unchanged.
     """

@@ -31,9 +31,6 @@ HYPERPARAMETER_PREFIX = "set."
 def read(path: str) -> Layer:
     """Reads a YAML file of settings.
 
-    Args:
-        path: The file, local or a URL.
-
     Raises:
         ConfigurationError: The file cannot be read, is not a YAML mapping, or sets a field twice.
             The message names the line.

@@ -295,12 +295,7 @@ def _result(metric: keras.Metric, plain: Callable[[], Any]) -> Any:
 def _apply(
     plain: Callable[..., None], optimizer: Any, grads: Any, trainable_variables: Any = None
 ) -> None:
-    """Replaces `Optimizer.apply`, also that of a `LossScaleOptimizer`.
-
-    Raises:
-        UnsupportedModelError: The optimizer reads a variable after assigning to it through
-            `Variable.value`.
-    """
+    """Replaces `Optimizer.apply`, also that of a `LossScaleOptimizer`."""
     scope = CustomStepScope.current()
     if scope is None:
         plain(optimizer, grads, trainable_variables)
@@ -312,20 +307,20 @@ def _apply(
     elif not optimizer.built:
         scope.unbuilt.append((optimizer, list(trainable_variables or ())))
     elif id(optimizer) in scope.scalings:
-        _apply_scaled(scope, optimizer, list(grads), trainable_variables)
+        # As in Keras, only the scale changes if the gradients overflow.
+        scaling = scope.scalings[id(optimizer)]
+        unscaled = scaling.unscale(list(grads))
+        finite = scaling.overflows(unscaled) == 0
+        scope.either(
+            finite,
+            lambda: optimizer.inner_optimizer.apply(unscaled, trainable_variables),
+            lambda: None,
+        )
+        with scope.optimizing():
+            scaling.update(finite)
     else:
         with scope.optimizing():
             plain(optimizer, grads, trainable_variables)
-
-
-def _apply_scaled(scope: CustomStepScope, optimizer: Any, grads: list, variables: Any) -> None:
-    """Applies scaled gradients as Keras does: if they overflow, only the scale changes."""
-    scaling = scope.scalings[id(optimizer)]
-    unscaled = scaling.unscale(grads)
-    finite = scaling.overflows(unscaled) == 0
-    scope.either(finite, lambda: optimizer.inner_optimizer.apply(unscaled, variables), lambda: None)
-    with scope.optimizing():
-        scaling.update(finite)
 
 
 def _cond_of_user(

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.custom_step.scope import CustomStepScope, LocalRun, Values, patched_for_custom_step
-from tfdist.custom_step.traced_step import ReductionPlan, infer_reductions
-from tfdist.custom_step.trial import BuiltStep, flat_logs
+from tfdist.custom_step.trial import BuiltStep, ReductionPlan, flat_logs, infer_reductions
 from tfdist.errors import UnsupportedModelError
 from tfdist.patches.keras_patches import keras_patched
 from tfdist.patches.sizes_on_host import with_sizes_on_host
@@ -156,15 +155,6 @@ class ReplicaRun(LocalRun):
 
 class CustomStep:
     """A custom step on a global batch; implements `strategies.inner_loop.Step`.
-
-    Args:
-        model: A compiled model.
-        built: What `trial.build` found.
-        strategy: Runs the replicas.
-        training: Whether the step is `train_step` or `test_step`.
-        first_batch: Returns the first global batch.
-        options: The options of the step; there are no rounds of accumulation and no `remat`.
-        cause: What makes the step custom, such as `"MyModel.train_step"`.
 
     Attributes:
         cause: As passed.

@@ -74,12 +74,6 @@ def check_features(
 ) -> None:
     """Checks the features of records against those that a recipe reads.
 
-    Args:
-        features: Features of the records.
-        required: As `DataSet.features`.
-        data: The name of the data, for the message.
-        user: The name of what reads them, for the message.
-
     Raises:
         DataError: A feature is missing, or has another number of classes, elements or columns.
     """

@@ -103,7 +103,20 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
             f"--data synthetic: {data_set.name} has no synthetic data. Use --data small."
         )
     if config.data == SMALL:
-        return _small(data_set, below / "small" / split, split)
+        directory = below / "small" / split
+        if data_set.small is None:
+            raise DataError(
+                f"--data small: {data_set.name} has no small data set. Use --data synthetic."
+            )
+        small = data_set.small
+        pipelines.write_shards(
+            small.examples(split),
+            directory,
+            small.features,
+            num_shards=_NUM_SMALL_SHARDS,
+            source=f"{small.what}, {split}",
+        )
+        return directory
     source, options = str(config.data), dict(data_set.options)
     if is_url(source):
         return _remote(at(source), data_set, split)
@@ -168,7 +181,6 @@ def _only_folders(root: Path) -> bool:
 
 
 def _listed(root: Path) -> str:
-    """Returns the names in a folder, at most `_MOST_NAMES` of them."""
     names = sorted(entry.name for entry in root.iterdir())
     return ", ".join(names[:_MOST_NAMES]) + (
         f" and {len(names) - _MOST_NAMES} others" if len(names) > _MOST_NAMES else ""
@@ -176,11 +188,7 @@ def _listed(root: Path) -> str:
 
 
 def _remote(source: AnyPath, data_set: DataSet, split: str) -> AnyPath:
-    """Returns the packed folder of a split in a bucket, beside `source` if that is one split.
-
-    Raises:
-        DataError: There is no packed folder of the split.
-    """
+    """Returns the packed folder of a split in a bucket, beside `source` if that is one split."""
     root = source.parent if (source / _INDEX).is_file() else source
     names = [split] if split != "validation" else [split, "val", "valid"]
     for name in names:
@@ -195,11 +203,7 @@ def _remote(source: AnyPath, data_set: DataSet, split: str) -> AnyPath:
 
 
 def _root(source: Path, data_set: DataSet) -> Path:
-    """Returns the parent folder of the splits, also if `source` is the packed folder of one split.
-
-    Raises:
-        DataError: The folder is packed, and the other split is not beside it.
-    """
+    """Returns the parent of the splits' folders, also if `source` is the packed folder of one."""
     if not (source / _INDEX).is_file():
         return source
     root = source.resolve().parent
@@ -220,19 +224,3 @@ def _split_folder(root: Path, split: str) -> Path:
         if has_content and not (root / split).is_dir():
             return path
     return root / split
-
-
-def _small(data_set: DataSet, directory: Path, split: str) -> Path:
-    if data_set.small is None:
-        raise DataError(
-            f"--data small: {data_set.name} has no small data set. Use --data synthetic."
-        )
-    small = data_set.small
-    pipelines.write_shards(
-        small.examples(split),
-        directory,
-        small.features,
-        num_shards=_NUM_SMALL_SHARDS,
-        source=f"{small.what}, {split}",
-    )
-    return directory

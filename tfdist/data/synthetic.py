@@ -106,17 +106,15 @@ def drawn_images(size: int, num_classes: int, names: tuple[str, ...] = ()) -> Sm
         for number in range(_NUM_EXAMPLES[split]):
             label = number % num_classes
             fine = pictures[label].repeat(_BLUR, 0).repeat(_BLUR, 1)[:size, :size]
-            yield {"image": png(_variation(fine, random)), "label": label}
+            shifted = np.roll(fine, random.integers(-_BLUR, _BLUR + 1, 2), (0, 1))
+            light, noise = random.uniform(0.6, 1.0), random.normal(0, 32, fine.shape)
+            yield {
+                "image": png(np.clip(shifted * light + noise, 0, 255).astype(np.uint8)),
+                "label": label,
+            }
 
     what = f"{_NUM_EXAMPLES['train']} drawn images of {num_classes} classes"
     return Small(what, features, examples)
-
-
-def _variation(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Returns a pattern shifted, with another brightness and noise."""
-    shifted = np.roll(picture, random.integers(-_BLUR, _BLUR + 1, 2), (0, 1))
-    light, noise = random.uniform(0.6, 1.0), random.normal(0, 32, picture.shape)
-    return np.clip(shifted * light + noise, 0, 255).astype(np.uint8)
 
 
 def png(pixels: np.ndarray) -> bytes:

@@ -22,12 +22,6 @@ def check_same_count(group: ProcessGroup, number: int, what: str, option: str) -
 
     Each of n workers receives n numbers.
 
-    Args:
-        group: The workers.
-        number: The number on this worker.
-        what: What is counted, for the message.
-        option: The option that sets the number.
-
     Raises:
         ConfigurationError: The numbers differ.
     """

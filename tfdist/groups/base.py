@@ -94,9 +94,6 @@ class ProcessGroup(ABC):
         """Returns the numbers of all processes, as rows: shape `(size, len(numbers))`, float64.
 
         The cost is O(size) per process.
-
-        Args:
-            numbers: The same number of values in every process.
         """
         local = np.asarray(numbers, np.float64)
         self._begin_exchange()
@@ -153,11 +150,7 @@ class ProcessGroup(ABC):
         return cloudpickle.loads(self.broadcast_bytes(data))
 
     def sum_arrays(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns the sums of floating-point arrays over the processes, with one all-reduce.
-
-        Args:
-            arrays: Arrays of the same shapes and dtypes in every process.
-        """
+        """Returns the sums of floating-point arrays over the processes, with one all-reduce."""
         if self.size == 1:
             return list(arrays)
         self._begin_exchange()

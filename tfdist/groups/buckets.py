@@ -99,13 +99,7 @@ def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[
 
 
 def consecutive(items: Sequence[T], sizes: Sequence[int], num_bytes: int | str) -> list[list[T]]:
-    """Assigns items to buckets, in their order.
-
-    Args:
-        items: Any objects.
-        sizes: Their sizes in bytes.
-        num_bytes: As for `in_order`.
-    """
+    """Assigns items to buckets, in their order."""
     limit = _fitting(sum(sizes)) if isinstance(num_bytes, str) else num_bytes
     buckets: list[list[T]] = []
     bucket_size = 0

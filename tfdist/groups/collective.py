@@ -42,11 +42,6 @@ class CollectiveGroup(ProcessGroup):
     A process joins a cluster when TensorFlow starts, so create the group before the first
     operation. Each device communicates with the device of the same number in the other processes.
 
-    Attributes:
-        devices: Names of the devices of this process.
-        communication: `"ring"` or `"nccl"`.
-        tf_strategy: TensorFlow's strategy for all workers.
-
     Args:
         devices: The devices of this process, as for `tfdist.devices.resolve`. Workers that see the
             same GPUs divide them by rank.
@@ -181,7 +176,6 @@ class CollectiveGroup(ProcessGroup):
 
     @functools.cache  # noqa: B019 - groups live as long as the process
     def _order(self, channel: int) -> list[int]:
-        """Returns the ranks of the processes in TensorFlow's order."""
         with tf.init_scope():
             return self._gather(tf.constant([self.rank], tf.int64), channel).numpy().tolist()
 
@@ -225,9 +219,6 @@ def _tf_strategy(
         devices: The devices of this worker.
         communication: `"ring"` or `"nccl"`.
         workers: All workers, with their addresses; None if there is only this one.
-
-    Raises:
-        ClusterError: Workers are missing, or TensorFlow has already been initialized.
     """
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=getattr(
@@ -246,7 +237,13 @@ def _tf_strategy(
     waiting = deadline.waiting(workers.rank, workers.size, functools.partial(_silent, workers))
     try:
         with waiting, workers_on(devices):
-            return tf.distribute.MultiWorkerMirroredStrategy(_resolver(workers), options)
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(workers.tasks()),
+                task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",
+                task_id=workers.index,
+                rpc_layer="grpc",
+            )
+            return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     except (tf.errors.OpError, RuntimeError) as error:
         raise ClusterError(
             f"Rank {workers.rank} did not connect to the other workers within {JOIN_SECONDS} s: "
@@ -314,12 +311,3 @@ def _silent(workers: Cluster) -> list[int]:
     """Returns the ranks of the other workers whose server does not respond."""
     others = {i: address for i, address in enumerate(workers.addresses) if i != workers.rank}
     return liveness.silent(others)
-
-
-def _resolver(workers: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(workers.tasks()),
-        task_type="chief" if workers.has_chief and workers.rank == 0 else "worker",
-        task_id=workers.index,
-        rpc_layer="grpc",
-    )

@@ -68,13 +68,7 @@ def packed(tensors: list) -> tuple[list, Reduce]:
 
 
 def in_chunks(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:
-    """Applies `reduce` to dense tensors of known shape, and to large ones in chunks.
-
-    Args:
-        reduce: As in `fused`.
-        tensors: Tensors of any dtypes.
-        num_bytes: Maximum size of a chunk, in bytes.
-    """
+    """Applies `reduce` to dense tensors of known shape, and to large ones in chunks."""
     pieces: list[list[tf.Tensor]] = []
     for tensor in tensors:
         size, most = math.prod(tensor.shape), num_bytes // tensor.dtype.size
@@ -155,10 +149,6 @@ def wire_dtype(dtype: tf.DType, by_nccl: bool) -> tf.DType:
     the ring support few other integer dtypes. TensorFlow's NCCL operations do not support bfloat16
     (`T` of `NcclAllReduce`, and `NcclManager::AddParticipant` for `CollectiveReduceV2`), which is
     converted to float32 without rounding.
-
-    Args:
-        dtype: Dtype of the tensor.
-        by_nccl: Whether NCCL sends it.
     """
     if dtype.is_integer and dtype.size < tf.int64.size:
         return tf.int64

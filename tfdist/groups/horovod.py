@@ -55,7 +55,8 @@ class HorovodGroup(ProcessGroup):
     def __init__(self) -> None:
         super().__init__()
         self._hvd = started()
-        self.sums_in_order = not _groups_are_separate()
+        value = os.environ.get(_DISABLE_GROUP_FUSION, "")
+        self.sums_in_order = not (value.isdigit() and int(value) > 0)
         self.size, self.rank = self._hvd.size(), self._hvd.rank()
         self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
 
@@ -220,12 +221,6 @@ def limit_visible_gpus(local_rank: int, local_size: int) -> int:
 
 def _silent() -> list[int]:
     return liveness.silent(_others)
-
-
-def _groups_are_separate() -> bool:
-    """Returns whether Horovod does not fuse grouped operations with each other."""
-    value = os.environ.get(_DISABLE_GROUP_FUSION, "")
-    return value.isdigit() and int(value) > 0
 
 
 def _transport(hvd: Any) -> str:

@@ -20,11 +20,7 @@ _TIMES = MappingProxyType({"all-reduce": 2, "reduce-scatter": 1, "all-gather": 1
 
 
 class Traffic:
-    """Counts sent bytes, including those sent by graphs while they run.
-
-    Args:
-        num_processes: The number of processes.
-    """
+    """Counts sent bytes, including those sent by graphs while they run."""
 
     def __init__(self, num_processes: int) -> None:
         self._fraction = (num_processes - 1) / num_processes
@@ -85,11 +81,6 @@ def measure_all_reduce(
     replicas: Replicas, num_bytes: int, repeats: int = _REPEATS
 ) -> tuple[float, float]:
     """Measures an all-reduce of float32 ones. Every rank must call it with the same arguments.
-
-    Args:
-        replicas: The replicas of a strategy.
-        num_bytes: Size of the tensor on each replica.
-        repeats: The number of measurements.
 
     Returns:
         The median time in seconds, and the sum of the ones.

@@ -76,10 +76,6 @@ class VaryingSizes:
     def gather(self, vector: tf.Tensor, index: int) -> tf.Tensor:
         """Concatenates the vectors of all replicas, in an order that TensorFlow chooses.
 
-        Args:
-            vector: A vector of the same length on every replica.
-            index: The replica's index among all replicas.
-
         Raises:
             ConfigurationError: As in `reduce`.
         """
@@ -122,10 +118,6 @@ class VaryingSizes:
 def keys(operation: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the unique keys of a group and of an operation within it, int32.
 
-    Args:
-        operation: Number of the operation in the process, from 0.
-        size: Number of elements of its tensor, int32.
-
     Raises:
         ConfigurationError: The number of operations exceeds the range of keys.
     """
@@ -142,14 +134,7 @@ def keys(operation: int, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def padded(
     tensors: list[tf.Tensor], index: int, num_replicas: int, all_reduce: Callable[[list], list]
 ) -> list[tf.Tensor]:
-    """Pads tensors with zeros to the rows of all replicas, so that their sum concatenates them.
-
-    Args:
-        tensors: Numeric tensors with the same number of rows.
-        index: The replica's index among all replicas.
-        num_replicas: Number of replicas of all workers.
-        all_reduce: Sums tensors over the replicas.
-    """
+    """Pads tensors with zeros to the rows of all replicas, so that their sum concatenates them."""
     num_rows = tf.shape(tensors[0])[0]
     rows = all_reduce([tf.one_hot(index, num_replicas, num_rows, dtype=tf.int32)])[0]
     before = tf.reduce_sum(rows[:index])

@@ -22,6 +22,7 @@ from tfdist.horovod.callbacks import LearningRateScheduleCallback as LearningRat
 from tfdist.horovod.callbacks import LearningRateWarmupCallback as LearningRateWarmupCallback
 from tfdist.horovod.callbacks import MetricAverageCallback as MetricAverageCallback
 from tfdist.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
+from tfdist.horovod.optimizer import PartialDistributedOptimizer as PartialDistributedOptimizer
 from tfdist.horovod.optimizer import load_model as load_model
 from tfdist.horovod.ranks import (
     Average,
@@ -42,7 +43,6 @@ from tfdist.horovod.ranks import (
     shutdown,
     size,
 )
-from tfdist.horovod.refused import PartialDistributedOptimizer as PartialDistributedOptimizer
 
 #: Names that are Horovod's, unchanged.
 _FORWARDED = [

@@ -99,9 +99,6 @@ def _before_first_call(model: keras.Model, function: Callable[[], None]) -> None
     Args:
         model: A model within `fit`, which has created its `train_function`.
         function: Called once, after the model is built.
-
-    Raises:
-        UnsupportedModelError: In the first step, if the model cannot be built.
     """
     train_function = model.train_function
 

@@ -41,12 +41,6 @@ def create_callback_list(
     """Returns a container of this worker's callbacks. All workers must call it together.
 
     A container is returned unchanged if no callback runs only on the chief.
-
-    Args:
-        callbacks: None, a callback, or a structure of callbacks of this worker.
-        progress: Progress bar to add, unless one of the callbacks is one; None for none.
-        strategy: The strategy.
-        **options: As in `keras.callbacks.CallbackList`.
     """
     container = callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
     given = container.callbacks if container else keras.tree.flatten(callbacks) if callbacks else []
@@ -203,7 +197,6 @@ def _state(callback: keras.callbacks.Callback) -> Any:
 def _named(
     callbacks: Sequence[keras.callbacks.Callback],
 ) -> Iterator[tuple[str, keras.callbacks.Callback]]:
-    """Yields each callback with its class name, numbered within the class."""
     seen = Counter[str]()
     for callback in callbacks:
         kind = type(callback).__qualname__

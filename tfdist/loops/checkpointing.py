@@ -23,13 +23,12 @@ import tensorflow as tf
 
 import pipelines
 from tfdist.checkpoint import joint_save, resume
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.joint_save import JointSave, Target, target_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.manifest import versions
 from tfdist.checkpoint.settings import Checkpoints
 from tfdist.checkpoint.snapshot import Packed, Snapshot
-from tfdist.checkpoint.store import BackgroundWriter, Place, Store
+from tfdist.checkpoint.store import BackgroundWriter, Place, Store, store_at
 from tfdist.errors import ConfigurationError, first_line
 from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
@@ -44,15 +43,7 @@ from tfdist.upstream import keras_training
 
 
 class Checkpointing(CheckpointHooks):
-    """The checkpoints of one `fit`.
-
-    Args:
-        settings: Where and how often to save.
-        number: As the attribute.
-        run: What the loops share.
-        state: Captures and restores the state.
-        rank_checks: Compares the variables of the workers before they are saved; or None.
-    """
+    """The checkpoints of one `fit`."""
 
     def __init__(
         self,
@@ -250,11 +241,6 @@ class Job(NamedTuple):
 class CheckpointWriter:
     """Writes checkpoints in a background thread, one at a time.
 
-    Args:
-        settings: Which checkpoints to keep, and whether a failed write stops the run.
-        store: Where to write.
-        strategy: The strategy, which is described in the manifest.
-
     Attributes:
         is_joint: Whether each worker writes its shards. Then all workers call `submit` together.
     """
@@ -294,13 +280,7 @@ class CheckpointWriter:
             )
 
     def job(self, snapshot: Snapshot, progress: Progress, epochs: int) -> Job:
-        """Returns a checkpoint to write.
-
-        Args:
-            snapshot: The state.
-            progress: The progress of the run at that point.
-            epochs: Total number of epochs.
-        """
+        """Returns a checkpoint to write."""
         best = Place(*progress.best["place"]) if progress.best else None
         return Job(progress.place, snapshot.packed(), self.facts(progress, epochs), best)
 

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -158,9 +160,24 @@ class DataHandler:
         """Returns the first global batch, without consuming it."""
         if (known := input_data.first_batch(self._adapter)) is not None:
             return known
-        if (batch := self._order.first_batch()) is None:
+        with self._naming_records(0, 0, 1):
+            batch = self._order.first_batch()
+        if batch is None:
             raise DataError(_EMPTY)
         return without_optionals(batch)
+
+    def naming_records(self, step: int, num_steps: int) -> AbstractContextManager[None]:
+        """Lets an error in some steps of the epoch name the record that cannot be read."""
+        return self._naming_records(self._pass, self._taken + step, num_steps)
+
+    @contextlib.contextmanager
+    def _naming_records(self, *batches: int) -> Iterator[None]:
+        try:
+            yield
+        except (DataError, tf.errors.OpError) as error:
+            if problem := self._order.problem(*batches):
+                raise DataError(problem) from error
+            raise
 
     def restart(self) -> None:
         """Starts from the beginning of the data, as Keras does for each evaluation."""
@@ -201,11 +218,7 @@ class DataHandler:
             input_data.end_epoch(self._adapter)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Returns the resume position in the data, in global batches.
-
-        Args:
-            step: Number of completed steps of the current epoch; 0 between epochs.
-        """
+        """Returns the resume position in the data, in global batches."""
         within_pass = step > 0 or (self._iterator is not None and self._steps_per_epoch is not None)
         taken = self._taken + (step if self._in_epoch else 0)
         batch = taken if within_pass else 0
@@ -223,9 +236,7 @@ class DataHandler:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores the `state` of another handler of the same data."""
-        # Checkpoints of earlier versions have other names for two of the values.
-        within_pass = state.get("within pass", state.get("goes on", False))
-        self._unused = state.get("unused passes", state.get("in vain", 0))
+        within_pass, self._unused = state["within pass"], state["unused passes"]
         self._order.restore(state["order"])
         self._reset_for_fit()
         for _ in range(state["pass"] + (not within_pass)):
@@ -237,7 +248,7 @@ class DataHandler:
         for _ in range(self._unused):
             self._order.begin_unused()
         self._pass, self._iterator = state["pass"], None
-        self._resume_from = {**state, "within pass": within_pass}
+        self._resume_from = state
 
     def num_left(self, num_done: int, requested: int, at_once: int = 1) -> int:
         """Returns how many of the `requested` steps an epoch has left after `num_done` steps.
@@ -268,11 +279,6 @@ class DataHandler:
         If the data ended and its size is known, Keras's `fit` starts the next pass immediately.
         After the remainder of a pass, an epoch continues with the next pass; every other epoch
         starts a new pass.
-
-        Args:
-            num_done: Number of batches of the epoch.
-            exhausted: Whether the data ended before the epoch did.
-            stopped: Whether a callback ended the epoch.
 
         Raises:
             DataError: The data has no batches.
@@ -363,11 +369,6 @@ def check_batch_size(batch_size: int, strategy: Strategy) -> None:
 class ValidationData:
     """The validation data of one `fit`, which Keras reads from its first evaluation on.
 
-    Args:
-        strategy: The strategy, which splits the batches.
-        x: As `DataHandler` takes it.
-        **options: As in `DataHandler`.
-
     Attributes:
         handlers: The data handler; none before its first use if reading may have effects.
     """
@@ -396,12 +397,6 @@ class EpochDataHandlers:
     its batch size and `initial_epoch`. A `tf.data.Dataset` is rebatched, and otherwise not changed.
     For increasing batch sizes, see Smith et al. 2018, "Don't Decay the Learning Rate, Increase the
     Batch Size".
-
-    Args:
-        strategy: The strategy, which splits the batches.
-        x: Arrays or a `tf.data.Dataset` of batches.
-        batch_sizes: A number, None, or sizes by epoch.
-        **options: As in `DataHandler`.
 
     Attributes:
         batch_size: The batch size for validation, if it does not set its own.

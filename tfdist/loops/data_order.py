@@ -23,11 +23,7 @@ Distribute = Callable[[tf.data.Dataset], Any]
 
 
 class DataOrder:
-    """The order of data that can be iterated repeatedly, of which nothing else is known.
-
-    Args:
-        adapter: Keras's adapter that reads the data.
-    """
+    """The order of data that can be iterated repeatedly, of which nothing else is known."""
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
@@ -35,7 +31,7 @@ class DataOrder:
         self._distributed: Any = None
         self._first: Any = None
         # The iterator that `first_batch` has used. The next pass continues with it.
-        self._peeked: Iterator[Any] | None = None
+        self._peeked: Any = None
         self._ahead: Iterator[Any] | None = None
 
     @property
@@ -113,6 +109,10 @@ class DataOrder:
         state = input_data.iterator_state(iterator)
         return None if state is None else {"kind": _kind(self._distributed), "state": state}
 
+    def problem(self, number: int, batch: int, num_batches: int) -> str | None:
+        """Returns which record of some batches of a pass cannot be read, if the data tell it."""
+        return None
+
     def state(self) -> dict[str, Any]:
         """Returns the state that determines the order of a pass of given number, as JSON values."""
         return {}
@@ -129,23 +129,20 @@ class DataOrder:
         if self._peeked is None:
             return iter(self._all(distribute))
         first = tf.data.Dataset.from_tensors(self._first)
-        all_batches, self._peeked = first.concatenate(_remainder(self._peeked)), None
+        peeked, self._peeked = self._peeked, None
+        rest = (
+            tf.data.Dataset.counter()
+            .map(lambda _: peeked.get_next_as_optional())
+            .take_while(lambda element: element.has_value())
+            .map(lambda element: element.get_value())
+        )
+        all_batches = first.concatenate(rest)
         return iter(distribute(pipelines.without_autotuning(all_batches)))
 
 
 def is_endless(dataset: tf.data.Dataset) -> bool:
     """Returns whether a dataset is known to be endless."""
     return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
-
-
-def _remainder(iterator: Any) -> tf.data.Dataset:
-    """Returns the remaining elements of an iterator of `tf.data`, for one pass."""
-    return (
-        tf.data.Dataset.counter()
-        .map(lambda _: iterator.get_next_as_optional())
-        .take_while(lambda element: element.has_value())
-        .map(lambda element: element.get_value())
-    )
 
 
 def _kind(distributed: Any) -> str:
@@ -232,6 +229,9 @@ class PipelineOrder(NumberedOrder):
         self._where = (self._before + number, batch)
         self._restart.num_iterations = self._before + number + 1
         return iter(self._distributed)
+
+    def problem(self, number: int, batch: int, num_batches: int) -> str | None:
+        return self._restart.problem(self._before + number, batch, num_batches)
 
     def state(self) -> dict[str, Any]:
         return {"before": self._before}

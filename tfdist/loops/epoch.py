@@ -108,17 +108,6 @@ def run(
 
     After each call, each of n workers receives about ten numbers from each worker: O(n).
 
-    Args:
-        steps: The inner loop.
-        epoch: The pass over the data.
-        per_call: Chooses the number of steps per call.
-        strategy: The strategy.
-        observers: Notified of each call, in this order; any of them may stop the epoch.
-        begin: Number of completed steps of the epoch, and the logs after them.
-
-    Returns:
-        The logs after the last step.
-
     Raises:
         DataError: The workers got different batches, or there is no data.
         ClusterError: The workers differ in another way; see `rank_checks`.
@@ -139,7 +128,8 @@ def run(
         for observer in observers:
             observer.begin_call(step)
         per_call.begin_call()
-        result, call_logs = steps(iterator, num_steps)
+        with data.naming_records(step, num_steps):
+            result, call_logs = steps(iterator, num_steps)
         seconds = per_call.end_call(result.num_steps)
         last = per_call.last_step(step, result.num_steps)
         step += result.num_steps

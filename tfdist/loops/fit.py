@@ -52,9 +52,6 @@ class CheckpointHooks(Observer):
     def begin(self, epochs: int) -> bool:
         """Finds a checkpoint to resume from, before any callback is called.
 
-        Args:
-            epochs: Total number of epochs.
-
         Returns:
             Whether there is one. If so, `progress` is set from it.
 
@@ -167,10 +164,6 @@ class SkippedSteps(Observer):
     """Reads the batches of some steps without training on them.
 
     They count as steps without rows. The optimizer does not see them.
-
-    Args:
-        spans: First and last of the steps, from 1, over all epochs.
-        checkpoints: Have the progress of the run.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]], checkpoints: CheckpointHooks) -> None:

@@ -64,9 +64,6 @@ def _preempted() -> Preempted:
 def deadline(seconds: float | None) -> Iterator[None]:
     """Limits the time of the block: loops stop at the end of a call when it has passed.
 
-    Args:
-        seconds: The limit, from now on; None for no limit.
-
     Raises:
         TimeIsUp: On all workers, after the same step.
     """

@@ -70,21 +70,15 @@ def honor_overrides(method: Method) -> Method:
             with replaced(keras.Model, name, keras_method):  # callbacks see a plain model
                 return method(self, *args, **options)
 
-        _renew_vocabularies(self.model)
+        # tensorflow-text keeps vocabularies in a cached kernel, which `keras.utils.set_random_seed`
+        # drops.
+        for layer in flatten_layers(self.model):
+            if hasattr(layer, "set_proto") and layer.proto is not None:
+                layer.set_proto(layer.proto)
         with replaced(keras.Model, name, replacement):
             return getattr(self.model, name)(*args, **options)
 
     return cast(Method, call)
-
-
-def _renew_vocabularies(model: keras.Model) -> None:
-    """Loads the vocabularies of SentencePiece again, which may be lost.
-
-    tensorflow-text keeps them in a cached kernel, which `keras.utils.set_random_seed` drops.
-    """
-    for layer in flatten_layers(model):
-        if hasattr(layer, "set_proto") and layer.proto is not None:
-            layer.set_proto(layer.proto)
 
 
 def note_override(trainer: Any, name: str) -> None:
@@ -131,12 +125,7 @@ class ModelFunction:
             raise _refused(self._cause, self._loop, why)
 
     def around(self, steps: StepsFn, sync: Callable[[], None]) -> StepsFn:
-        """Returns steps that run inside of the function, one in each call of it.
-
-        Args:
-            steps: Makes a number of steps on batches of an iterator.
-            sync: Called after each step, because the function may change variables.
-        """
+        """Returns steps that run inside of the function, one in each call of it."""
         if not self._cause:
             return steps
 
@@ -253,14 +242,7 @@ def _skip(name: str, rank: int, path: Any = "", *args: Any, **options: Any) -> N
 
 
 class ExactnessReport:
-    """Reports, once, why a trainer's results will not match single-device training.
-
-    Args:
-        model: The trained model.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-        is_rebuilt: Whether the model was rebuilt from one that the user passed.
-    """
+    """Reports, once, why a trainer's results will not match single-device training."""
 
     def __init__(
         self, model: keras.Model, strategy: Strategy, options: StepOptions, is_rebuilt: bool

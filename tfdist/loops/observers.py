@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.cluster.watchdog.watchdog import Watchdog
 from tfdist.devices import GpuUse, gpu_use
 from tfdist.errors import ConfigurationError, DataError, NonFiniteError
-from tfdist.loops.data_handler import DataHandler, uneven_message
+from tfdist.loops.data_handler import uneven_message
 from tfdist.loops.epoch import Call, Epoch, Observer
 from tfdist.loops.functions import CompiledFunctions, Loop
 from tfdist.strategies.base import Strategy
@@ -40,14 +40,7 @@ FOLDER = "non-finite"
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the loops and observers of one trainer share.
-
-    Attributes:
-        model: A model that was created in the strategy's scope.
-        strategy: The strategy.
-        functions: The model's compiled functions.
-        watchdog: The watchdog, which is notified of every call.
-    """
+    """What the loops and observers of one trainer share."""
 
     model: keras.Model
     strategy: Strategy
@@ -56,14 +49,7 @@ class RunContext:
 
 
 class KerasCallbacks(Observer):
-    """Notifies Keras callbacks of each call as one batch, its last one. They may stop the loop.
-
-    Args:
-        run: What the observers share.
-        loop: Keras's name of the loop.
-        callbacks: The callbacks.
-        watching: Returns a context that records how callbacks change the model.
-    """
+    """Notifies Keras callbacks of each call as one batch, its last one. They may stop the loop."""
 
     def __init__(
         self,
@@ -119,12 +105,7 @@ class CopySync(Observer):
 
 
 class WatchdogMark(Observer):
-    """Reports the progress of every call to the watchdog.
-
-    Args:
-        run: What the observers share.
-        suffix: What else is completed at that point.
-    """
+    """Reports the progress of every call to the watchdog."""
 
     def __init__(self, run: RunContext, suffix: str = "") -> None:
         self._watchdog, self._suffix = run.watchdog, suffix
@@ -167,8 +148,11 @@ class Throughput(Observer):
         self._seconds, self._rows, self._waited, self._steps = 0.0, 0, 0.0, 0
         self._busy: list[float] = []
 
-    def _look_at_gpus(self) -> None:
-        """Asks NVML, at most once a second, which is the interval of its own means."""
+    def end_call(self, call: Call) -> None:
+        self.last_call = call
+        if not call.result.num_rows:  # steps that are left out
+            return
+        # At most once a second, which is the interval of NVML's own means.
         now = time.monotonic()
         if now - self._looked_at >= 1:
             self._looked_at = now
@@ -176,12 +160,6 @@ class Throughput(Observer):
                 self._busy += [one.busy for one in uses]
                 mean = sum(self._busy) / len(self._busy)
                 self.gpu_use = GpuUse(mean, max(one.memory for one in uses))
-
-    def end_call(self, call: Call) -> None:
-        self.last_call = call
-        if not call.result.num_rows:  # steps that are left out
-            return
-        self._look_at_gpus()
         self.steps_of_epoch += int(call.result.num_steps)
         self.rows_of_epoch += int(call.result.num_rows)
         if not self._compiled:
@@ -200,10 +178,6 @@ class NonFiniteLoss(Observer):
     """Checks the loss after every call of the inner loop, when it is on the host anyway.
 
     A non-finite loss in the first call is always an error.
-
-    Args:
-        run: What the observers share.
-        on_nan: What to do.
 
     Raises:
         ConfigurationError: `on_nan` is unknown.
@@ -232,7 +206,16 @@ class NonFiniteLoss(Observer):
         if self._model.stop_training or skipped > self._skipped_steps:
             return
         if is_first:
-            raise NonFiniteError(_first_batch_message(self._epoch.data, loss))
+            leaves = tf.nest.flatten(self._epoch.data.first_batch(), expand_composites=True)
+            arrays = [np.asarray(leaf) for leaf in leaves]
+            bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
+            cause = f"The loss of the first batch is {loss}. " + (
+                f"{bad} values of a batch are NaN or infinite: clean the data."
+                if bad
+                else "The values of the first batch without shuffling are finite. Lower the "
+                "learning rate, check the loss, or look for NaN in the data."
+            )
+            raise NonFiniteError(cause)
         if self._has_warned:
             return
         self._has_warned = True
@@ -268,18 +251,6 @@ def _first_non_finite(model: keras.Model) -> str | None:
     return None
 
 
-def _first_batch_message(data: DataHandler, loss: float) -> str:
-    leaves = tf.nest.flatten(data.first_batch(), expand_composites=True)
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    bad = sum(int(np.sum(~np.isfinite(a))) for a in arrays if a.dtype.kind == "f")
-    return f"The loss of the first batch is {loss}. " + (
-        f"{bad} values of a batch are NaN or infinite: clean the data."
-        if bad
-        else "The values of the first batch without shuffling are finite. Lower the learning rate, "
-        "check the loss, or look for NaN in the data."
-    )
-
-
 _OUTCOMES = {
     "pad": "Later steps ran without rows from the workers whose data had ended",
     "stop": "The epoch ended where the data of the first worker ended",
@@ -288,9 +259,6 @@ _OUTCOMES = {
 
 class BatchCounts(Observer):
     """Counts the batches of workers that each read a dataset of their own.
-
-    Args:
-        run: What the observers share.
 
     Raises:
         DataError: The numbers differ, and `uneven_data` of the data is `"refuse"`.

@@ -30,9 +30,8 @@ from tfdist.upstream.keras_model import (
     use_global_generator,
 )
 from tfdist.upstream.keras_variables import values_of
-from tfdist.upstream.random_states import RandomStates, draws_at_trace_warned
 from tfdist.upstream.tensorflow_graphs import current_graph, forget_gradients, kinds_of, with_state
-from tfdist.upstream.tensorflow_random import draws_numbers
+from tfdist.upstream.tensorflow_random import RandomStates, draws_at_trace_warned, draws_numbers
 
 
 class LocalOutputs(NamedTuple):
@@ -61,13 +60,7 @@ _READS = {"IteratorGetNext", "ReadVariableOp", "ResourceGather"}
 
 
 class Outputs:
-    """Traces the functions that compute outputs, on per-replica batches or in full-batch mode.
-
-    Args:
-        model: A built model that was created in the strategy's scope.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-    """
+    """Traces the functions that compute outputs, on per-replica batches or in full-batch mode."""
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
@@ -84,13 +77,15 @@ class Outputs:
         return bool(self._single)
 
     def function(self, data: DataHandler, full_batch: bool) -> OutputsFn:
-        """Returns the function that computes the outputs for batches.
-
-        Args:
-            data: The data.
-            full_batch: Whether every replica gets full batches.
-        """
-        self._forget_stale()
+        """Returns the function that computes the outputs for batches."""
+        # Training after a prediction may shard, move or gather the variables that functions read.
+        values = [value for variable in self._model.variables for value in values_of(variable)]
+        pairs = itertools.zip_longest((value_read() for value_read in self._read), values)
+        if any(value_read is not value for value_read, value in pairs):
+            self._single.clear()
+            self._multiple.clear()
+            self._without_draws.clear()
+            self._read = [*map(weakref.ref, values)]
         local = self._local(data, full_batch)
         # In full-batch mode every worker computes all outputs.
         is_exchanged = self._strategy.group.size > 1 and not full_batch
@@ -103,20 +98,6 @@ class Outputs:
                 return result, outputs_of_all_workers(self._strategy, outputs)
 
         return predict
-
-    def _forget_stale(self) -> None:
-        """Discards functions that read variables which the model no longer has.
-
-        Training after a prediction may shard, move or gather the variables. The functions do not
-        keep them alive.
-        """
-        values = [value for variable in self._model.variables for value in values_of(variable)]
-        pairs = itertools.zip_longest((value_read() for value_read in self._read), values)
-        if any(value_read is not value for value_read, value in pairs):
-            self._single.clear()
-            self._multiple.clear()
-            self._without_draws.clear()
-            self._read = [*map(weakref.ref, values)]
 
     def _local(self, data: DataHandler, full_batch: bool) -> LocalFn:
         """Returns the function that computes the outputs for the rows of this process."""
@@ -297,12 +278,7 @@ def concatenated(outputs: list[Any]) -> Any:
 
 
 def outputs_of_all_workers(strategy: Strategy, local: LocalOutputs) -> list[Any]:
-    """Returns the outputs for the global batches, in order. All workers must call it together.
-
-    Args:
-        strategy: The strategy.
-        local: The outputs of this worker.
-    """
+    """Returns the outputs for the global batches, in order. All workers must call it together."""
     sent = [[_sent(leaf) for leaf in keras.tree.flatten(piece)] for piece in local.pieces]
     gathered = strategy.group.gather_objects((local.num_steps, local.counts, sent))
     if not all(pieces for *_, pieces in gathered):

@@ -67,12 +67,7 @@ def _is_of_user(module: str | None) -> bool:
 
 
 class ProgramState:
-    """The state of a program between two steps.
-
-    Args:
-        model: A built model.
-        variables: The variables that its steps change.
-    """
+    """The state of a program between two steps."""
 
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
         self._variables: dict[int, Any] = {}

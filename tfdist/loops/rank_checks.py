@@ -71,13 +71,7 @@ def check_modes(strategy: Strategy, mode: CheckRanks) -> None:
 
 
 class RankChecks(Observer):
-    """Compares the workers of one trainer.
-
-    Args:
-        run: What the observers share.
-        mode: When to compare the variables.
-        options: The options of the trainer, which must be the same on all workers.
-    """
+    """Compares the workers of one trainer."""
 
     def __init__(self, run: RunContext, mode: CheckRanks, options: Mapping[str, Any]) -> None:
         self._model, self._strategy, self._functions = run.model, run.strategy, run.functions
@@ -105,10 +99,6 @@ class RankChecks(Observer):
 
         Each of n workers receives O(n) bytes: three numbers per worker, and descriptions only if
         the configurations differ.
-
-        Args:
-            options: Options in addition to those of the trainer.
-            callbacks: The callbacks of this worker.
 
         Raises:
             ClusterError: The configurations differ.
@@ -218,7 +208,8 @@ class RankChecks(Observer):
 
     # ---- what is compared ----
 
-    def _current(self) -> dict[str, Any]:
+    def _take_hyperparameters(self) -> float:
+        """Returns a hash of the hyperparameters, which are kept for a message."""
         current: dict[str, Any] = {}
         for name, optimizer, settings in self._optimizers:
             inner = keras_optimizers.unwrapped(optimizer)
@@ -229,11 +220,7 @@ class RankChecks(Observer):
             if (scale := getattr(optimizer, "dynamic_scale", None)) is not None:
                 current[f"{name} / dynamic_scale"] = float(np.asarray(scale.value))
         current.update((name, layer.trainable) for name, layer in self._layers)
-        return current
-
-    def _take_hyperparameters(self) -> float:
-        """Returns a hash of the hyperparameters, which are kept for a message."""
-        self._hyperparameters = self._current()
+        self._hyperparameters = current
         return _combined(list(self._hyperparameters.items()))
 
     def _variables(self) -> list[keras.Variable]:
@@ -302,10 +289,6 @@ class ReplicaChecks(Observer):
 
     After the first call, after the last one of a training, and otherwise as often as
     takes at most 1% of the time.
-
-    Args:
-        run: What the observers share.
-        mode: `"every-call"` compares after each call.
     """
 
     def __init__(self, run: RunContext, mode: CheckRanks) -> None:
@@ -337,7 +320,6 @@ class ReplicaChecks(Observer):
 
 
 def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:
-    """Returns the names of an optimizer's hyperparameters that are plain numbers."""
     inner = keras_optimizers.unwrapped(optimizer)
     # Not those of `get_config`, which a custom learning rate schedule need not have.
     parameters = {n for kind in type(inner).__mro__ for n in inspect.signature(kind).parameters}

@@ -128,14 +128,7 @@ _BY_COMMAND = "not verified ({}): run `tfdist verify` with this script"
 
 
 class SelfCheck:
-    """Verifies the steps of a trainer, each loop at its first use.
-
-    Args:
-        run: What the loops share.
-        microbatches: Micro-batches of each replica.
-        exactness: Knows why training does not match one device by design.
-        mode: When to verify.
-    """
+    """Verifies the steps of a trainer, each loop at its first use."""
 
     def __init__(
         self, run: RunContext, microbatches: int, exactness: ExactnessReport, mode: Verify = None
@@ -151,11 +144,6 @@ class SelfCheck:
         """Verifies a loop if it is due, and returns a line about it.
 
         All workers must call it.
-
-        Args:
-            loop: Keras's name of the loop.
-            data: The data, whose first batch is used.
-            run: The function of this loop, from `functions`.
 
         Raises:
             VerificationError: The strategy's step differs from plain Keras.
@@ -385,7 +373,6 @@ class SelfCheck:
         return {name: Value(np.array(variable.value)) for name, variable in variables.items()}
 
     def _named_variables(self) -> dict[str, keras.Variable]:
-        """Returns the variables that the model and its optimizers have, by names for messages."""
         return {
             f"{owner} variable {number} ({variable.path})": variable
             for owner, variables in self._functions.variables().items()

@@ -144,12 +144,7 @@ class StepsPerCallCache:
         self._of_data: MutableMapping[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
     def known(self, loop: str, data: DataHandler) -> int:
-        """Returns the stored number, or 0.
-
-        Args:
-            loop: Keras's name of the loop.
-            data: The data.
-        """
+        """Returns the stored number, or 0."""
         if data.are_arrays:
             return self._of_arrays.get((loop, _kind(data)), 0)
         by_loop = self._of_data.get(data.source) if _is_hashable(data.source) else None

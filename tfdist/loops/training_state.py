@@ -50,15 +50,7 @@ class Progress:
 
 
 class TrainingState:
-    """Captures and restores the state of one `fit`.
-
-    Args:
-        run: What the loops share: the variables that steps change.
-        callbacks: The callbacks of this worker.
-        handlers: The training data.
-        validation: The validation data; None if there is none, or it is not resumed.
-        saves_frozen: Whether checkpoints contain frozen weights.
-    """
+    """Captures and restores the state of one `fit`."""
 
     def __init__(
         self,
@@ -132,11 +124,6 @@ class TrainingState:
     def restore_variables(self, saved: Snapshot, where: str, within_epoch: bool) -> None:
         """Restores the model and its optimizers.
 
-        Args:
-            saved: The state.
-            where: Path of the checkpoint, for messages.
-            within_epoch: Whether to restore metrics too.
-
         Raises:
             ConfigurationError: The state is from another model.
         """
@@ -160,11 +147,7 @@ class TrainingState:
         restore_states(self._callbacks, saved.state["callbacks"])
 
     def restore_data(self, states: Sequence[dict[str, Any]]) -> None:
-        """Makes the next epoch start at the resume position of the data.
-
-        Args:
-            states: `state["data"]` of a snapshot.
-        """
+        """Makes the next epoch start at the resume position of the data."""
         if self._validation is not None and len(states) > len(self._all_handlers()):
             self._validation.handler()
         for handler, state in zip(self._all_handlers(), states, strict=False):

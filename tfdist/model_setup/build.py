@@ -18,7 +18,7 @@ from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, Unsup
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.random_states import python_state_kept
+from tfdist.upstream.tensorflow_random import python_state_kept
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -39,11 +39,6 @@ def check_trainable(model: keras.Model) -> None:
 
 def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> None:
     """Creates the weights that are still missing, from the shapes of the data.
-
-    Args:
-        model: A model that was created in the strategy's scope.
-        strategy: The strategy.
-        element_spec: `tf.TensorSpec`s of a global batch.
 
     Raises:
         UnsupportedModelError: The model cannot be built from shapes.
@@ -107,7 +102,7 @@ def build_for_training(
             keras_optimizers.check_lists_of_variables(model)
     except tf.errors.ResourceExhaustedError as error:
         raise OutOfMemoryError(out_of_memory_message(error)) from error
-    except UnsupportedModelError:
+    except (DataError, UnsupportedModelError):
         raise
     except Exception as error:
         raise DataError(mismatch_message(model, element_spec, error)) from error

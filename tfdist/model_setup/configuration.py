@@ -38,19 +38,20 @@ _LONG_LIST = 100
 
 
 def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
-    """Returns the settings that determine training on a worker.
-
-    Args:
-        model: The model.
-        options: Options of the trainer.
-    """
+    """Returns the settings that determine training on a worker."""
     installed = versions()
     if "horovod" in sys.modules:
         installed["horovod"] = metadata.version("horovod")
     description = {f"version of {name}": installed[name] for name in _PACKAGES if name in installed}
     description[_PYTHON] = ".".join(platform.python_version_tuple()[:2])
     description |= {name: str(value) for name, value in options.items()}
-    plain = functools.partial(_plain, names=_numbers_of_operations(model))
+    # A functional model also has operations that are no layers, such as the sum in `x + y`.
+    names: dict[str, None] = {}
+    for layer in keras_model.flatten_layers(model):
+        operations = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
+        names |= dict.fromkeys(operation.name for operation in (layer, *operations))
+    numbers = {name: f"operation {number}" for number, name in enumerate(names)}
+    plain = functools.partial(_plain, names=numbers)
     description |= _settings("model", plain(_architecture(model)))
     if model.compiled:
         arguments = dict(keras_model.compile_config(model).config)
@@ -64,11 +65,7 @@ def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
 
 
 def first_difference(descriptions: list[Description]) -> str | None:
-    """Returns a text about the first setting that differs between ranks, or None.
-
-    Args:
-        descriptions: Descriptions of all ranks.
-    """
+    """Returns a text about the first setting that differs between ranks, or None."""
     first = descriptions[0]
     same_python = all(other[_PYTHON] == first[_PYTHON] for other in descriptions)
     for rank, other in enumerate(descriptions):
@@ -96,20 +93,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         yield path, str(value)
 
 
-def _numbers_of_operations(model: keras.Model) -> dict[str, str]:
-    """Returns a text for the name of each operation that is the same in every process.
-
-    A functional model also has operations that are no layers, such as the sum in `x + y`.
-    """
-    names: dict[str, None] = {}
-    for layer in keras_model.flatten_layers(model):
-        operations = getattr(layer, "operations", ()) if keras_model.is_functional(layer) else ()
-        names |= dict.fromkeys(operation.name for operation in (layer, *operations))
-    return {name: f"operation {number}" for number, name in enumerate(names)}
-
-
 def _architecture(model: keras.Model) -> Any:
-    """Returns a description of a model's layers and connections."""
     layers = [] if _is_of_library(type(model)) else keras_model.flatten_layers(model)[1:]
     return [model, *layers]
 
@@ -187,12 +171,7 @@ def _code_of_class(own: type) -> str:
 
 
 def _code_of_function(function: types.FunctionType, depth: int = 3) -> str:
-    """Returns a digest of a function with the functions and numbers in its closure.
-
-    Args:
-        function: The function.
-        depth: How far to follow functions in closures, which may be circular.
-    """
+    """Returns a digest of a function with the functions and numbers in its closure."""
     held = []
     for cell in function.__closure__ or ():
         try:

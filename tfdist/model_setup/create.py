@@ -66,12 +66,16 @@ def create(
 
 def _not_a_model(result: object) -> str:
     kind = type(result)
-    if kind.__module__.startswith("tf_keras"):
+    if _is_of_keras_2(result):
         return (
-            f"build_model returned a {kind.__name__} of tf_keras (Keras 2). Build it with keras "
-            "(Keras 3), without TF_USE_LEGACY_KERAS."
+            f"The model is a {kind.__name__} of tf_keras (Keras 2). Build it with keras (Keras 3), "
+            "without TF_USE_LEGACY_KERAS."
         )
     return f"build_model returned {kind.__name__}, expected a compiled keras.Model."
+
+
+def _is_of_keras_2(source: object) -> bool:
+    return any(base.__module__.startswith("tf_keras") for base in type(source).__mro__)
 
 
 def _create(
@@ -80,6 +84,8 @@ def _create(
     policy: str | None,
     loss_scale: precision.LossScale | None,
 ) -> keras.Model:
+    if _is_of_keras_2(source):  # it can be called, as a function that builds a model
+        raise ConfigurationError(_not_a_model(source))
     if isinstance(source, keras.Model):
         if policy is not None:
             raise ConfigurationError(

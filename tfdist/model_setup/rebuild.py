@@ -47,7 +47,14 @@ def rebuild(model: keras.Model) -> keras.Model:
             new.assign(old.numpy())
             new.trainable = old.trainable
         for old, new in zip(*layers, strict=True):
-            _copy_adapted_state(old, new)
+            if hasattr(old, "adapt"):  # a preprocessing layer, whose state is not all in variables
+                store: dict[str, Any] = {}
+                old.save_own_variables(store)
+                new.load_own_variables({name: np.asarray(value) for name, value in store.items()})
+            if hasattr(old, "save_assets") and old is not new:  # a vocabulary
+                with folders.temporary() as folder:
+                    old.save_assets(folder)
+                    new.load_assets(folder)
             _copy_seeds(old, new)
             keras_layers.copy_remat(new, old)
             keras_model.check_same_attributes(old, new)
@@ -86,25 +93,19 @@ def _from_config(model: keras.Model) -> keras.Model:
     if is_plain and is_usual and names <= config.keys() and further <= {"trainable", "dtype"}:
         return kind(**{name: config[name] for name in names})
     try:
-        return kind.from_config(config | _tokenizers(model, config))
+        # Two tokenizers of tensorflow-text with equal vocabularies have one resource, and both lose
+        # it as soon as one of them is deleted.
+        parts = {name: getattr(model, name, None) for name in config}
+        shared = {
+            name: part
+            for name, part in parts.items()
+            if isinstance(part, keras.layers.Layer)
+            and not part.variables
+            and any(hasattr(layer, "save_assets") for layer in keras_model.flatten_layers(part))
+        }
+        return kind.from_config(config | shared)
     except Exception:  # of a class that expects configurations only
         return kind.from_config(config)
-
-
-def _tokenizers(model: keras.Model, config: dict[str, Any]) -> dict[str, keras.layers.Layer]:
-    """Returns the parts that a copy shares with its model: vocabularies, without variables.
-
-    Two tokenizers of tensorflow-text with equal vocabularies have one resource, and both lose it as
-    soon as one of them is deleted.
-    """
-    parts = {name: getattr(model, name, None) for name in config}
-    return {
-        name: part
-        for name, part in parts.items()
-        if isinstance(part, keras.layers.Layer)
-        and not part.variables
-        and any(hasattr(layer, "save_assets") for layer in keras_model.flatten_layers(part))
-    }
 
 
 def _clone_uncompiled(model: keras.Model) -> keras.Model:
@@ -127,7 +128,17 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
         if isinstance(part, keras.optimizers.Optimizer):
             return keras_optimizers.new_like(part)
         if isinstance(part, keras.metrics.Metric):
-            return _new_metric(part)
+            kind = type(part).__name__
+            try:
+                created = type(part).from_config(part.get_config())
+                keras_model.check_same_attributes(part, created)
+            except Exception as error:  # whatever the user's class raises
+                raise UnsupportedModelError(
+                    f"The metric {kind} cannot be created again from its get_config "
+                    f"({_reason(error)}). Define {kind}.get_config, or pass the function that "
+                    "builds and compiles the model instead of the model."
+                ) from error
+            return created
         return part
 
     optimizer, config = model.optimizer, keras_model.compile_config(model).config
@@ -193,30 +204,12 @@ def _is_alike(one: Any, other: Any) -> bool:
     return configs[0] == configs[1]
 
 
-def _new_metric(metric: keras.metrics.Metric) -> keras.metrics.Metric:
-    kind = type(metric).__name__
-    try:
-        created = type(metric).from_config(metric.get_config())
-        keras_model.check_same_attributes(metric, created)
-    except Exception as error:  # whatever the user's class raises
-        raise UnsupportedModelError(
-            f"The metric {kind} cannot be created again from its get_config ({_reason(error)}). "
-            f"Define {kind}.get_config, or pass the function that builds and compiles the model "
-            "instead of the model."
-        ) from error
-    return created
-
-
 def _copy_state(
     optimizer: keras.optimizers.Optimizer,
     copied: keras.optimizers.Optimizer,
     variables: list[tuple[keras.Variable, keras.Variable]],
 ) -> None:
-    """Copies the state of an optimizer, also for weights that were frozen later.
-
-    Raises:
-        ConfigurationError: It has state for weights of another model.
-    """
+    """Copies the state of an optimizer, also for weights that were frozen later."""
     copies = {id(old): new for old, new in variables}
     weights = keras_optimizers.weights_known_to(optimizer)
     if any(id(weight) not in copies for weight in weights):
@@ -227,18 +220,6 @@ def _copy_state(
     copied.build([copies[id(weight)] for weight in weights])
     for old, new in zip(optimizer.variables, copied.variables, strict=True):
         new.assign(old.numpy())
-
-
-def _copy_adapted_state(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:
-    """Copies the state of a preprocessing layer after `adapt`, including non-variables."""
-    if hasattr(layer, "adapt"):
-        store: dict[str, Any] = {}
-        layer.save_own_variables(store)
-        copied.load_own_variables({name: np.asarray(value) for name, value in store.items()})
-    if hasattr(layer, "save_assets") and layer is not copied:  # a vocabulary
-        with folders.temporary() as folder:
-            layer.save_assets(folder)
-            copied.load_assets(folder)
 
 
 def _copy_seeds(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:

@@ -26,8 +26,8 @@ from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on_device
 from tfdist.upstream.keras_variables import is_joined_to_read
 from tfdist.upstream.tensorflow_calls import functions_inlined
-from tfdist.upstream.tensorflow_kernels import gradients_of_biases_as_sums, sizes_of_reductions_on
 from tfdist.upstream.tensorflow_random import dropout_drawn_when_reached
+from tfdist.upstream.tensorflow_runtime import gradients_of_biases_as_sums, sizes_of_reductions_on
 
 #: `TFDIST_FAST=0` runs the contract without the patches that only change speed.
 _FAST = "TFDIST_FAST"

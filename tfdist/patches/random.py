@@ -77,10 +77,6 @@ def _draw(sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor) -> t
 def _comes_from_batch(shape: Any, replica: Replica | None) -> bool | None:
     """Returns whether the leading size of a draw is that of the batch, or a multiple of it.
 
-    Args:
-        shape: Shape of the draw.
-        replica: That draws.
-
     Returns:
         None if that is unknown, which is logged: then each replica draws its own numbers.
     """
@@ -158,14 +154,7 @@ def _rows_of_whole(
 def _by_shape(
     name: str, sampler: Callable[..., tf.Tensor], *args: Any, **options: Any
 ) -> tf.Tensor:
-    """Draws from a distribution whose samplers take no counter: the global batch's, then its rows.
-
-    Args:
-        name: Name of the sampler in `tf.random`.
-        sampler: `tf.random.stateless_gamma` or the like, whose first arguments are shape and seed.
-        *args: Its arguments.
-        **options: Its arguments.
-    """
+    """Draws where samplers take no counter: its rows of the global batch's numbers."""
     given = inspect.signature(sampler).bind(*args, **options).arguments
     shape, seed = given["shape"], given["seed"]
     replica = replicas.current()

@@ -86,21 +86,18 @@ def _with_gradient(
     sources: list[tf.Tensor],
     watching: tf.GradientTape,
 ) -> list[tf.Tensor]:
-    """Returns results whose gradients are those of what `again` computes from sources.
-
-    Args:
-        again: Takes sources, and tensors to wait for.
-        results: Computed before, in the forward pass.
-        sources: What the results were computed from.
-        watching: Has recorded which variables they read.
-    """
+    """Returns results whose gradients are those of what `again` computes from sources."""
     device = results[0].device
 
     def backward(*upstream: tf.Tensor, variables: Sequence[Any] = ()) -> Any:
         with ExitStack() as stack:
             for context in _on(device):
                 stack.enter_context(context)
-            zero = _zero_after(upstream[0])
+            # As in `tf.recompute_grad`, because XLA ignores control dependencies: no graph
+            # optimizer simplifies a zero like this one.
+            first = tf.reduce_max(tf.reshape(upstream[0], [-1])[:1])
+            some = tf.cast(first, tf.bool)  # True for NaN, too
+            zero = tf.where(some == some, 0.0, float("nan"))
             with tf.GradientTape() as tape:
                 new = [source + tf.cast(zero, source.dtype) for source in sources]
                 tape.watch(new)
@@ -149,11 +146,9 @@ class _Values(dict):
         self.read: dict[int, Any] = {}
 
     def add(self, key: int, value: Any) -> None:
-        """Adds an initial value that was read."""
         self.initial[key] = self.read[key] = self[key] = value
 
     def get(self, key: int, default: Any = None) -> Any:
-        """Returns a value, and notes that it was read."""
         value = super().get(key, default)
         if value is not None and value is self.initial.get(key):
             self.read[key] = value
@@ -194,12 +189,7 @@ class _CallResults(NamedTuple):
 
 
 class _CallScope(ReplicaScope):
-    """Keeps the assignments of one call aside; gathers sharded variables in the outer scope.
-
-    Args:
-        values: The values that the call finds.
-        outer: The scope around it.
-    """
+    """Keeps the assignments of one call aside; gathers sharded variables in the outer scope."""
 
     def __init__(self, values: _Values, outer: keras.StatelessScope) -> None:
         super().__init__(collect_losses=outer.collect_losses, initialize_variables=False)
@@ -220,15 +210,7 @@ class _CallScope(ReplicaScope):
 def _called(
     function: Callable[..., Any], args: Any, options: Any, values: _Values, outer: Any
 ) -> _CallResults:
-    """Calls a function in a scope of its own.
-
-    Args:
-        function: A layer's call, or any function.
-        args: Positional arguments.
-        options: Keyword arguments.
-        values: The values of variables that the call finds.
-        outer: The scope around it, which gets none of its assignments and losses.
-    """
+    """Calls a function in a scope of its own."""
     with _CallScope(values, outer) as scope:
         outputs = function(*args, **options)
     updates = [(v, dict.get(values, key)) for key, v in scope.updated.items()]
@@ -241,16 +223,6 @@ def _is_float(leaf: Any) -> bool:
 
 def _copied(leaf: Any) -> Any:
     return tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf
-
-
-def _zero_after(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a zero that depends on a tensor in a way that no graph optimizer simplifies.
-
-    It is made as in `tf.recompute_grad`, because XLA ignores control dependencies.
-    """
-    first = tf.reduce_max(tf.reshape(tensor, [-1])[:1])
-    some = tf.cast(first, tf.bool)  # True for NaN, too
-    return tf.where(some == some, 0.0, float("nan"))
 
 
 @contextmanager
@@ -278,11 +250,6 @@ def _check_inputs(
 ) -> None:
     """Refuses a function that reads tensors besides its inputs, whose gradients would be lost.
 
-    Args:
-        function: The function that was called.
-        num_before: Number of operations in the graph before the call.
-        sources: Its inputs, and the variables that it read.
-
     Raises:
         UnsupportedModelError: It does.
     """
@@ -300,11 +267,7 @@ def _check_inputs(
 
 
 def _require(function: Callable[..., Any], holds: bool, reason: str) -> None:
-    """Refuses a function unless a condition holds.
-
-    Raises:
-        UnsupportedModelError: The condition does not hold; the message has the reason.
-    """
+    """Refuses a function unless a condition holds."""
     if holds:
         return
     layer = getattr(function, "__self__", function)

@@ -16,7 +16,7 @@ from typing import TypeVar
 import tensorflow as tf
 
 from tfdist.upstream.tensorflow_graphs import BRANCHES, CALLS, LOOPS
-from tfdist.upstream.tensorflow_kernels import outputs_in_host_memory
+from tfdist.upstream.tensorflow_runtime import outputs_in_host_memory
 
 _Result = TypeVar("_Result")
 

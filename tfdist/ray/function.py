@@ -15,9 +15,8 @@ from tfdist.cluster.launcher.processes import Streams
 from tfdist.cluster.launcher.restarts import Failure, Restarts, run_with_restarts
 from tfdist.console import folders
 from tfdist.errors import ConfigurationError, LaunchError
-from tfdist.ray.blocks import execute
 from tfdist.ray.placement import Resources, connect
-from tfdist.ray.reports import Message, Report, Result, unpack
+from tfdist.ray.reports import Message, Report, Result, execute, unpack
 
 if TYPE_CHECKING:
     from ray.data import Dataset

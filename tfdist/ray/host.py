@@ -23,8 +23,7 @@ from tfdist.cluster.launcher.orphans import marked, watching
 from tfdist.cluster.launcher.plan import LOCAL, Process, Slot
 from tfdist.cluster.launcher.processes import Child, LocalChild, Streams
 from tfdist.cluster.networks import check_own_name, free_ports, interface_towards
-from tfdist.ray.blocks import Blocks
-from tfdist.ray.reports import Channel, End, Line, Message
+from tfdist.ray.reports import Blocks, Channel, End, Line, Message
 
 
 class Node(NamedTuple):
@@ -66,11 +65,7 @@ class Host:
         return Node(ray.util.get_node_ip_address(), node_id, (worker_port, rendezvous_port))
 
     def horovod_variables(self, rank_0: str) -> dict[str, str]:
-        """Returns variables of Horovod's Gloo that depend on this node.
-
-        Args:
-            rank_0: Address of rank 0's node, as in the workers' environment.
-        """
+        """Returns variables of Horovod's Gloo that depend on this node."""
         if rank_0 == LOCAL:
             return {}
         return {"HOROVOD_GLOO_IFACE": interface_towards(rank_0)}
@@ -112,7 +107,9 @@ class Host:
                 channel = stack.enter_context(Channel(function, messages.put, datasets))
                 shared |= channel.environ
             stack.enter_context(watching(mark))
-            child = LocalChild(_with_this_python(process), shared, streams)
+            program, *arguments = process.command
+            program = sys.executable if program == "python" else program
+            child = LocalChild(replace(process, command=(program, *arguments)), shared, streams)
             self._start(child, functools.partial(_put_end, messages))
             while True:
                 batch = _available(messages)
@@ -150,12 +147,6 @@ def _available(messages: queue.SimpleQueue[Message]) -> list[Message]:
         except queue.Empty:
             break
     return batch
-
-
-def _with_this_python(process: Process) -> Process:
-    program, *arguments = process.command
-    program = sys.executable if program == "python" else program
-    return replace(process, command=(program, *arguments))
 
 
 class _Lines(io.StringIO):

@@ -90,11 +90,6 @@ def reserved(resources: Resources, min_workers: int, max_workers: int) -> Iterat
     Inside a trial of Ray Tune whose resources include the workers' (`trial_resources`), the trial's
     own placement group is used.
 
-    Args:
-        resources: Resources of each worker.
-        min_workers: Minimum number of workers.
-        max_workers: Maximum number of workers.
-
     Raises:
         LaunchError: The cluster lacks resources for `min_workers` workers for `resources.seconds`.
     """
@@ -114,11 +109,7 @@ def reserved(resources: Resources, min_workers: int, max_workers: int) -> Iterat
 
 
 class Extension:
-    """A pending request for the resources of one more worker, which Ray's autoscaler sees too.
-
-    Args:
-        resources: Resources of the worker.
-    """
+    """A pending request for the resources of one more worker, which Ray's autoscaler sees too."""
 
     def __init__(self, resources: Resources) -> None:
         self._group = _request(resources, 1)

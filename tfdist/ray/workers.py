@@ -20,10 +20,9 @@ from tfdist.cluster.launcher.restarts import NO_RESTARTS, Failure
 from tfdist.cluster.messages import secret_environ
 from tfdist.console import threads
 from tfdist.errors import PEER_LOST, TfdistError, first_line
-from tfdist.ray.blocks import Blocks
 from tfdist.ray.host import Host, Node
 from tfdist.ray.placement import Extension, Placement, Resources, reserved
-from tfdist.ray.reports import End, Line, Message
+from tfdist.ray.reports import Blocks, End, Line, Message
 
 _LOG = logging.getLogger("tfdist.launch")
 
@@ -99,15 +98,11 @@ def _run(job: Job) -> Failure | None:
                 group.start()
                 if placement.size == job.max_workers:
                     return group.run()
-                return _run_until_more_fit(group, job.resources)
-
-
-def _run_until_more_fit(group: Children, resources: Resources) -> Failure | None:
-    extension = Extension(resources)
-    try:
-        return group.run(_GROWTH_SECONDS, extension.is_granted)
-    finally:
-        extension.withdraw()
+                extension = Extension(job.resources)
+                try:
+                    return group.run(_GROWTH_SECONDS, extension.is_granted)
+                finally:
+                    extension.withdraw()
 
 
 @dataclass(frozen=True)
@@ -162,14 +157,7 @@ def _children(job: Job, hosts: Sequence[_PlacedHost]) -> list[RayChild]:
 
 
 class RayChild(Child):
-    """A worker on a node of a Ray cluster.
-
-    Args:
-        process: What to run.
-        host: The actor that runs it.
-        environ: Variables in addition to those of the process.
-        job: The job, whose streams and `on_message` get the worker's messages.
-    """
+    """A worker on a node of a Ray cluster."""
 
     def __init__(
         self, process: Process, host: _PlacedHost, environ: Mapping[str, str], job: Job

@@ -102,12 +102,7 @@ class Replica:
         return value * tf.cast(self.fraction, value.dtype)
 
     def if_counted(self, value: tf.Tensor, otherwise: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns what was computed from this replica's rows, or a replacement if it has none.
-
-        Args:
-            value: Computed from the rows.
-            otherwise: The replacement; None for zeros.
-        """
+        """Returns what was computed from this replica's rows, or a replacement if it has none."""
         if self.num_microbatches == 1:
             return value
         return tf.where(

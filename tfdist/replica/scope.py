@@ -21,10 +21,6 @@ from tfdist.upstream.tensorflow_graphs import current_graph
 class ReplicaScope(keras.StatelessScope):
     """A `keras.StatelessScope` for one replica, which knows what was assigned to.
 
-    Args:
-        *args: Passed on.
-        **options: Passed on.
-
     Attributes:
         updated: All variables that were assigned to, by id, in the order of their first update.
     """
@@ -61,11 +57,6 @@ class ReplicaScope(keras.StatelessScope):
 
 class Scope(ReplicaScope):
     """The scope of a forward pass, in which sharded variables are read whole.
-
-    Args:
-        *args: Passed on.
-        bucket_bytes: As `Strategy.bucket_bytes`, for sharded variables.
-        **options: Passed on.
 
     Attributes:
         sums: Ids of metrics' variables, which start at zero and are summed over the replicas.

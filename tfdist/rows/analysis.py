@@ -90,7 +90,10 @@ class RowAnalysis:
         if (of_row_alone := of_row(values)) is not None:
             return [of_row_alone] * len(op.outputs)
         if op.type in CALLS:
-            return self._of_function(op, "f", values)
+            graph = function_graph(op, "f")
+            if graph is None or len(graph.inputs) != len(values):
+                return [worst(values) or UNKNOWN] * len(op.outputs)
+            return self._of_graph(graph, values)
         if op.type in BRANCHES:
             return self._of_branches(op, values)
         if op.type in LOOPS:
@@ -109,14 +112,6 @@ class RowAnalysis:
             return [of_outputs] * len(op.outputs)
         value = FREE if all(value.is_plain for value in values) else worst(values) or UNKNOWN
         return [value] * len(op.outputs)
-
-    def _of_function(
-        self, op: Any, attribute: str, values: Sequence[Dependence]
-    ) -> list[Dependence]:
-        graph = function_graph(op, attribute)
-        if graph is None or len(graph.inputs) != len(values):
-            return [worst(values) or UNKNOWN] * len(op.outputs)
-        return self._of_graph(graph, values)
 
     def _of_graph(
         self, graph: Any, values: Sequence[Dependence], tensors: Sequence[Any] | None = None

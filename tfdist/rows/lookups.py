@@ -41,12 +41,7 @@ class LookupKind(enum.Enum):
 
 
 def kind_of_lookups(indices: tf.Tensor, analysis: RowAnalysis) -> LookupKind:
-    """Returns the kind of the lookups that a gradient has slices for.
-
-    Args:
-        indices: Indices of the gradient.
-        analysis: Analysis of their graph.
-    """
+    """Returns the kind of the lookups that a gradient has slices for."""
     value = analysis.of(indices)
     if value.is_plain:
         return LookupKind.ALIKE
@@ -134,13 +129,6 @@ class Lookups:
 class _Gradients:
     """The `tf.IndexedSlices` of a model's gradients, traced with any number of rows.
 
-    Args:
-        model: A built model.
-        batch: Inputs, and for an overridden `compute_loss` labels and weights; or None.
-
-    Attributes:
-        analysis: The analysis of the graph.
-
     Raises:
         ValueError: The model cannot be traced.
     """
@@ -162,7 +150,11 @@ class _Gradients:
         return kinds
 
     def _compute(self, batch: Any) -> None:
-        x, y, weight = self._with_sparse(batch)
+        leaves = [
+            tf.sparse.from_dense(leaf) if is_sparse else leaf
+            for leaf, is_sparse in zip(tf.nest.flatten(batch), self._is_sparse, strict=True)
+        ]
+        x, y, weight = tf.nest.pack_sequence_as(batch, leaves)
         model, tables = self._model, self._model.trainable_variables
         values = [tf.identity(table) for table in tables]
         with keras.StatelessScope(zip(tables, values, strict=True), collect_losses=True) as scope:
@@ -175,14 +167,6 @@ class _Gradients:
                 logits = [logits_of(each) for each in outputs]
                 stops = outputs + [each for each in logits if each is not None]
                 self._of_loss = _indices([loss], current, stops)
-
-    def _with_sparse(self, batch: Any) -> Any:
-        """Returns a batch with sparse tensors in place of dense ones with the same values."""
-        leaves = [
-            tf.sparse.from_dense(leaf) if is_sparse else leaf
-            for leaf, is_sparse in zip(tf.nest.flatten(batch), self._is_sparse, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(batch, leaves)
 
 
 def _indices(

@@ -21,14 +21,7 @@ AnalyzeFn = Callable[[Any, Values, Sequence[Any]], list[Dependence]]
 def row_loop(
     body: Any, condition: Any, values: Values, analyze: AnalyzeFn
 ) -> list[Dependence] | None:
-    """Returns the classes after a loop over rows; None if the loop is another one.
-
-    Args:
-        body: Graph of a round: from the loop's variables to their next values.
-        condition: Graph of the condition.
-        values: Classes of the variables before the loop.
-        analyze: Analyzes the body.
-    """
+    """Returns the classes after a loop over rows; None if the loop is another one."""
     ends = [_source(output) for output in body.outputs]
     counters = {
         place

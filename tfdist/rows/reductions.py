@@ -34,8 +34,8 @@ from tfdist.upstream.keras_model import (
     overrides,
     seeds_of,
 )
-from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_graphs import calls_python
+from tfdist.upstream.tensorflow_random import python_state_kept
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,7 @@ class Reduction(enum.Enum):
 
 
 class NotReducibleError(UnsupportedModelError):
-    """A value is neither a mean nor a sum over rows, or is not known to be one.
-
-    Args:
-        reason: Names the value.
-    """
+    """A value is neither a mean nor a sum over rows, or is not known to be one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -64,11 +60,7 @@ class NotReducibleError(UnsupportedModelError):
 
 
 class Reductions:
-    """How values of a traced graph combine over the replicas.
-
-    Args:
-        analysis: The analysis of the graph.
-    """
+    """How values of a traced graph combine over the replicas."""
 
     def __init__(self, analysis: RowAnalysis) -> None:
         self._analysis = analysis
@@ -79,10 +71,6 @@ class Reductions:
 
     def of(self, what: str, tensors: Iterable[tf.Tensor]) -> Reduction:
         """Returns the one reduction of the sums over the elements of values.
-
-        Args:
-            what: Name of the values, for messages.
-            tensors: The values.
 
         Raises:
             NotReducibleError: There is none, or the analysis cannot tell.
@@ -109,13 +97,7 @@ class Reductions:
     def of_additions(
         self, what: str, pairs: Iterable[tuple[tf.Tensor, tf.Tensor]], is_float: bool
     ) -> Reduction:
-        """Returns the reduction of what is added to a metric's variable; errors are as in `of`.
-
-        Args:
-            what: Name of the variable, for messages.
-            pairs: Its values before and after each addition.
-            is_float: Whether it has floating-point numbers.
-        """
+        """Returns the reduction of what is added to a metric's variable; errors are as in `of`."""
         tensors: list[tf.Tensor] = []
         for start, new in pairs:
             if (added := added_to(start, new)) is None:

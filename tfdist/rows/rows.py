@@ -24,8 +24,8 @@ from tfdist.rows.reductions import NotReducibleError, ReductionInference
 from tfdist.rows.traced import TracedForward, change_is_sum
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_losses, keras_model
-from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_graphs import calls_python
+from tfdist.upstream.tensorflow_random import python_state_kept
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from tfdist.strategies.batches import has_rows
 from tfdist.upstream.keras_layers import row_by_row_functions
 from tfdist.upstream.keras_model import call_model, flatten_layers, metrics_variables_of
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.random_states import python_state_kept
 from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
+from tfdist.upstream.tensorflow_random import python_state_kept
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 

@@ -53,11 +53,6 @@ def one_local_rank_at_a_time(strategy: Strategy) -> Iterator[None]:
 def check_batches(data: Any, function: str, batch_size: int | None) -> None:
     """Checks that a function of a recipe returned batches of the configured size.
 
-    Args:
-        data: The returned value.
-        function: Name of the function.
-        batch_size: Expected rows per batch; None: any number.
-
     Raises:
         DataError: The value is no `tf.data.Dataset`, is not batched, or has batches of other sizes.
     """
@@ -84,10 +79,6 @@ def check_repeatable(data: tf.data.Dataset, function: str) -> None:
 
     In a parallel `interleave`, the order in which threads draw differs between runs, even with
     deterministic operations.
-
-    Args:
-        data: A data set of a recipe.
-        function: Name of the function that returned it.
 
     Raises:
         DataError: The data set uses a stateful random operation.

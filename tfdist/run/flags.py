@@ -45,11 +45,6 @@ _ACTIONS: dict[str, dict[str, Any]] = {
 def parse(program: str, description: str, arguments: Sequence[str] | None) -> TrainConfig:
     """Returns the resolved configuration; `--help` and those of `_ACTIONS` print and exit.
 
-    Args:
-        program: Name of the command, for its usage line.
-        description: Description of the command.
-        arguments: The command line without the program's name; None: that of this process.
-
     Raises:
         ConfigurationError: There is an unknown flag or key, or an invalid value.
     """
@@ -138,11 +133,6 @@ def with_hyperparameters(
 def checked(model: type[Model], settings: Layer, what: str) -> Model:
     """Returns an instance of a model from values of its fields.
 
-    Args:
-        model: The class.
-        settings: Values by field.
-        what: What a field is called in messages.
-
     Raises:
         ConfigurationError: There is no such field, or a value is invalid; the message names its
             flag or line.
@@ -163,7 +153,6 @@ def checked(model: type[Model], settings: Layer, what: str) -> Model:
 
 
 def _parser(program: str, description: str) -> ArgumentParser:
-    """Returns a parser with a flag for each field of `TrainConfig`, in groups."""
     parser = command.parser(program, description)
     parser.add_argument(
         "--config",
@@ -211,7 +200,6 @@ def flag(name: str) -> str:
 
 
 def _words(annotation: Any) -> list[str]:
-    """Returns the literal values of a type, for shell completion."""
     return [word for word in _metavar(annotation).split("|") if not word.isupper()]
 
 
@@ -248,11 +236,7 @@ def _message(detail: Any) -> str:
 
 
 def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
-    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML.
-
-    Raises:
-        ConfigurationError: A flag has an invalid format.
-    """
+    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML."""
     settings: dict[str, Setting] = {}
     for word in words:
         name, is_one, text = word.partition("=")
@@ -264,11 +248,7 @@ def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
 
 
 def _yaml(text: str, place: str) -> Any:
-    """Returns the list or mapping that a text describes.
-
-    Raises:
-        ConfigurationError: The text is not YAML, or describes a Python object.
-    """
+    """Returns the list or mapping that a text describes."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

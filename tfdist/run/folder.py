@@ -36,8 +36,8 @@ from pipelines import storage
 from tfdist.config import Outcome, Saving, Spread, StrategyOptions, TrainConfig
 from tfdist.console.files import remove_interrupted, replacing
 from tfdist.errors import ConfigurationError
-from tfdist.run.disk_space import full_disk_message, probe_space
 from tfdist.run.provenance import software
+from tfdist.run.saved_model import full_disk_message, probe_space
 
 #: Names within a run folder.
 CHECKPOINTS, CONFIG, VERSIONS = "checkpoints", "config.yaml", "versions.json"
@@ -62,10 +62,6 @@ class RunFolder:
     Args:
         location: The path or URL of a folder.
         rank: Rank of this worker. Workers other than the chief write nothing but their logs.
-
-    Attributes:
-        location: The path or URL.
-        path: The local folder to write the files to.
     """
 
     def __init__(self, location: str | Path, rank: int = 0) -> None:
@@ -287,11 +283,8 @@ class RunFolder:
         """Checks that no results would be overwritten, and removes those of a run that restarts.
 
         A smoke run has no results: another one may replace it.
-
-        Raises:
-            ConfigurationError: The folder has another run's results.
         """
-        from tfdist.checkpoint.bucket_store import store_at
+        from tfdist.checkpoint.store import store_at
 
         resume = config.resume
         if config.smoke and self._mirror is None and (_saved(self.path) or {}).get("smoke"):
@@ -340,12 +333,8 @@ def _to_resume(config: TrainConfig) -> Path | None:
 
 
 def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
-    """Returns whether a folder has checkpoints of the same configuration.
-
-    Raises:
-        ConfigurationError: They are of another configuration.
-    """
-    from tfdist.checkpoint.bucket_store import store_at
+    """Returns whether a folder has checkpoints of the same configuration."""
+    from tfdist.checkpoint.store import store_at
 
     if not store_at(folder.checkpoints).places():
         return False
@@ -358,11 +347,7 @@ def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
 
 
 def _checked_location(location: str) -> str:
-    """Returns a path or URL of an object store without a slash at its end.
-
-    Raises:
-        ConfigurationError: It is another URL.
-    """
+    """Returns a path or URL of an object store without a slash at its end."""
     try:
         return str(storage.at(location))
     except pipelines.DataError:

@@ -1,10 +1,10 @@
-"""Creates strategy, data, trainer, and the arguments of `fit` from a configuration."""
+"""Creates what a run needs from a configuration, and finds fields that have no effect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,6 @@ from tfdist.errors import ConfigurationError, DataError
 from tfdist.loops.data_handler import check_batch_size
 from tfdist.precision import LossScale
 from tfdist.run import datasets
-from tfdist.run.effect import Watched
 from tfdist.run.recipe import Recipe, callbacks, num_steps
 from tfdist.trainer import Trainer
 
@@ -124,11 +123,6 @@ def make_checkpoints(
 ) -> Checkpoints | None:
     """Returns how the run is saved, or None if it is not.
 
-    Args:
-        config: Configuration of the run.
-        folder: Folder for its checkpoints, or the URL of one.
-        before_upload: As for `Checkpoints`.
-
     Raises:
         ConfigurationError: The run should resume, but keeps no checkpoints.
     """
@@ -176,13 +170,7 @@ def averages(config: TrainConfig) -> list[Any]:
 
 
 def fit_arguments(config: TrainConfig, data: Any, validation: Any) -> dict[str, Any]:
-    """Returns the keyword arguments of `fit`, besides the data.
-
-    Args:
-        config: The configuration.
-        data: The `tf.data.Dataset` to train on.
-        validation: The one to validate on, or None.
-    """
+    """Returns the keyword arguments of `fit`, besides the data."""
     sizes = schedules.batch_sizes(config)  # one size is the data set's own
     return {
         "epochs": 1 if config.smoke else config.epochs,
@@ -218,3 +206,102 @@ def _loss_scale(config: TrainConfig) -> LossScale | None:
         )
     # Keras puts a dynamic scale around the optimizers of mixed_float16 by itself.
     return LossScale.fixed(1.0) if "float16" in config.precision.split("_") else None
+
+
+# ---- fields without an effect ----
+
+
+#: Fields that have an effect only if `build_model` or `callbacks` reads them.
+OF_RECIPES = (
+    "learning_rate", "lr_scaling", "lr_rule", "warmup_epochs", "jit_compile", "run_eagerly"
+)  # fmt: skip
+
+#: More such fields, reported only if the user sets them. The value names the setting of another
+#: field that they depend on, if any.
+ONLY_WITH = {
+    "lr_reference_batch": "lr_scaling: linear or sqrt",
+    "lr_decay_epochs": "lr_rule: step",
+    "lr_decay_factor": "lr_rule: step",
+    "lr_power": "lr_rule: polynomial",
+    "warmup_start": "warmup_epochs",
+    "momentum": "optimizer: sgd or lars",
+    "nesterov": "optimizer: sgd",
+    "beta_1": "optimizer: adam, adamw or lamb",
+    "beta_2": "optimizer: adam, adamw or lamb",
+    "epsilon": "optimizer: adam, adamw or lamb",
+    "clip_norm": "",
+    "global_clip_norm": "",
+    "clip_value": "",
+    "optimizer": "",
+    "weight_decay": "",
+    "label_smoothing": "",
+    "ema": "",
+    "model": "",
+    "data": "",
+    "read_ahead": "",
+    "cache_dir": "",
+}
+
+
+class Watched:
+    """A configuration that records which fields are read."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config, self._read = config, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        # A method such as model_dump may read all of them.
+        self._read |= {name} if name in TrainConfig.model_fields else {*OF_RECIPES, *ONLY_WITH}
+        return getattr(self._config, name)
+
+    def as_config(self) -> TrainConfig:
+        """Returns this object for functions that take a configuration."""
+        return cast(TrainConfig, self)
+
+    def has_read(self, name: str) -> bool:
+        """Returns whether a field has been read."""
+        return name in self._read
+
+    def unread(self, recipe: Recipe) -> list[str]:
+        """Returns the fields of `OF_RECIPES` that the recipe did not read.
+
+        Raises:
+            ConfigurationError: A flag or a file set a field that was not read.
+        """
+        unread = [name for name in (*OF_RECIPES, *ONLY_WITH) if name not in self._read]
+        for name in _asked_for(unread, self._config, recipe):
+            other = ONLY_WITH.get(name)
+            raise ConfigurationError(
+                f"{name}={getattr(self._config, name)} has no effect: recipe "
+                f"{self._config.recipe!r} does not read config.{name}"
+                f"{f' without {other}' if other else ''}. Remove it, or "
+                f"{f'set {other}' if other else 'read it in build_model'}."
+            )
+        return [name for name in unread if name in OF_RECIPES]
+
+
+def check_spread(config: TrainConfig, recipe: Recipe, strategy: Strategy) -> None:
+    """Checks fields that need several replicas or processes.
+
+    A Trainer in a script accepts them anywhere, but a command line is for one run.
+
+    Raises:
+        ConfigurationError: A flag or a file set one, but there is one replica or process.
+    """
+    idle = {
+        "sync_batch_norm": (strategy.num_replicas == 1, "with one replica"),
+        "watchdog_seconds": (strategy.group.size == 1, "because no process waits for another"),
+    }
+    names = [name for name, (is_idle, _) in idle.items() if is_idle]
+    for name in _asked_for(names, config, recipe):
+        raise ConfigurationError(
+            f"{name}={getattr(config, name)} has no effect {idle[name][1]}. Remove it."
+        )
+
+
+def _asked_for(names: Iterable[str], config: TrainConfig, recipe: Recipe) -> list[str]:
+    """Returns the fields whose values differ from the recipe's defaults."""
+    usual = TrainConfig(**recipe.DEFAULTS)
+    return [name for name in names if getattr(config, name) != getattr(usual, name)]

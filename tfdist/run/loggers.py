@@ -56,13 +56,7 @@ def check(names: Sequence[str]) -> None:
 
 
 class FollowedLog(StepLog):
-    """A `StepLog` that loggers follow. Checkpoints have the IDs of the loggers' runs.
-
-    Args:
-        folder: The run folder.
-        config: The configuration.
-        stats: The trainer's statistics.
-    """
+    """A `StepLog` that loggers follow. Checkpoints have the IDs of the loggers' runs."""
 
     def __init__(self, folder: RunFolder, config: TrainConfig, stats: Any) -> None:
         super().__init__(folder.metrics, stats, config.log_every)

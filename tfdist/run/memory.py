@@ -32,12 +32,6 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
 
     The estimate is a lower bound: one copy of gradients and optimizer state, and what the forward
     pass keeps for the backward pass. On GPUs, only `--memory` tells how much there is.
-
-    Args:
-        config: The configuration.
-        model: The compiled `keras.Model`, built or not.
-        strategy: The strategy.
-        spec: `element_spec` of the data.
     """
     on_gpus = any(name.upper().startswith("GPU") for name in strategy.devices)
     num_parts = strategy.num_replicas if on_gpus else max(1, strategy.group.size)
@@ -83,12 +77,7 @@ def _cgroup_limits() -> Iterator[int]:
 
 
 def _row_bytes(model: Any, spec: Any) -> int:
-    """Returns the bytes of one row that the forward pass keeps for the backward pass.
-
-    Args:
-        model: The model.
-        spec: `element_spec` of the data.
-    """
+    """Returns the bytes of one row that the forward pass keeps for the backward pass."""
     inputs = tf.nest.map_structure(_few_rows, keras.utils.unpack_x_y_sample_weight(spec)[0])
     variables = tf.nest.map_structure(
         lambda variable: tf.TensorSpec(variable.shape, variable.dtype),

@@ -1,6 +1,6 @@
 """A run folder in an object store: a local folder whose files are uploaded as the run writes them.
 
-Checkpoints are not among these files: `tfdist.checkpoint.bucket_store` uploads them.
+Checkpoints are not among these files: `tfdist.checkpoint.store` uploads them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ class Mirror:
         url: The folder in the object store.
         rank: Rank of the worker. Each worker has a local folder of its own.
         check: Raises an error if this run may no longer write to the object store.
-
-    Attributes:
-        local: The local folder.
     """
 
     def __init__(self, url: str, rank: int, check: Callable[[], None]) -> None:
@@ -49,9 +46,6 @@ class Mirror:
 
     def open(self, names: Sequence[str]) -> None:
         """Empties the local folder, and downloads files to it.
-
-        Args:
-            names: The files, if they exist.
 
         Raises:
             ConfigurationError: The object store cannot be read.

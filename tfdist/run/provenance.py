@@ -20,13 +20,7 @@ _GIT_SECONDS = 10.0
 
 
 def provenance(config: TrainConfig, strategy: Strategy, recipe: Any) -> dict[str, Any]:
-    """Returns the information, besides the software, to reproduce a run.
-
-    Args:
-        config: Configuration of the run.
-        strategy: Strategy of the run.
-        recipe: The module of the recipe.
-    """
+    """Returns the information, besides the software, to reproduce a run."""
     sources = {"tfdist": sys.modules["tfdist"], "recipe": recipe}
     return {
         "seed": config.seed,

@@ -73,8 +73,6 @@ class Recipe(Protocol):
         """
 
 
-#: What `import keras` lacks where TensorFlow is not installed, or Keras uses another backend.
-_OF_KERAS = ("tensorflow", "keras", "torch", "jax")
 _FUNCTIONS = ("train_data", "validation_data", "build_model")
 
 
@@ -91,20 +89,13 @@ def print_table() -> None:
 
 
 def first_line(name: str) -> str:
-    """Returns the first line of a recipe's docstring.
-
-    Args:
-        name: Name of a module of the package `recipes`.
-    """
+    """Returns the first line of a recipe's docstring."""
     text = ast.get_docstring(ast.parse(_source(f"{PACKAGE}.{name}")))
     return (text or "").partition("\n")[0]
 
 
 def write_new(file: str) -> None:
     """Writes a working recipe as a starting point.
-
-    Args:
-        file: Path of the new file; ends in `.py`.
 
     Raises:
         ConfigurationError: The file exists, or cannot be written.
@@ -134,18 +125,17 @@ def find(name: str) -> Recipe:
         ConfigurationError: There is no such recipe, or the module lacks a member of `Recipe`, or
             has one that cannot be called as it is there.
     """
-    if name.endswith(".py"):
-        module = module_of_file(Path(name))
-        _check(module)
-        return cast(Recipe, module)
     path = name if "." in name else f"{PACKAGE}.{name}"
     try:
-        module = importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            if error.name in _OF_KERAS:
-                importlib.import_module("tfdist.upstream")  # an error with the fix
-            raise  # the recipe exists, but a module that it imports does not
+        if name.endswith(".py"):
+            module = module_of_file(Path(name))
+        else:
+            module = importlib.import_module(path)
+    except (ImportError, ValueError) as error:
+        missing = getattr(error, "name", None)
+        if missing is None or not f"{path}.".startswith(f"{missing}."):
+            importlib.import_module("tfdist.upstream")  # if it is Keras, an error with the fix
+            raise  # the recipe exists, but fails
         raise ConfigurationError(
             f"There is no recipe {name!r}. Choose one of {', '.join(names())}, "
             "or pass the path of a Python file or the dotted name of a module."
@@ -203,12 +193,6 @@ def prepare(recipe: Recipe, config: TrainConfig, model: Any) -> None:
 def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> list[str]:
     """Calls the recipe's `report` function with a trained model, if it has one.
 
-    Args:
-        recipe: The recipe.
-        config: Configuration of the run.
-        model: The trained `keras.Model`.
-        folder: The run folder.
-
     Returns:
         The names of the files that were written.
     """
@@ -217,12 +201,7 @@ def report(recipe: Recipe, config: TrainConfig, model: Any, folder: Path) -> lis
 
 
 def defaults(recipe: Recipe, given: TrainConfig) -> Layer:
-    """Returns the recipe's defaults; its `set` is omitted if the user chose another model.
-
-    Args:
-        recipe: The recipe.
-        given: The fields that the user set.
-    """
+    """Returns the recipe's defaults; its `set` is omitted if the user chose another model."""
     defaults = dict(recipe.DEFAULTS)
     if given.model and given.model != defaults.get("model"):
         defaults.pop("set", None)
@@ -239,10 +218,6 @@ def _fitting_schedule(own: Mapping[str, Any], epochs: int) -> dict[str, Any]:
 
     They keep their parts of the run if the warm-up would be more than `_MAX_WARMUP` of it, or the
     rate would never fall for the last time.
-
-    Args:
-        own: The recipe's values.
-        epochs: Epochs that the user asked for.
     """
     usual = own.get("epochs", TrainConfig.model_fields["epochs"].default)
     warmup, decays = own.get("warmup_epochs", 0), own.get("lr_decay_epochs") or []
@@ -256,12 +231,7 @@ def _fitting_schedule(own: Mapping[str, Any], epochs: int) -> dict[str, Any]:
 
 
 def smoke(recipe: Recipe, given: TrainConfig) -> Layer:
-    """Returns the fields for a smoke run of a recipe. Flags and files override them.
-
-    Args:
-        recipe: The recipe.
-        given: The fields that the user set.
-    """
+    """Returns the fields for a smoke run of a recipe. Flags and files override them."""
     smaller = dict(_smoke_fields(recipe))
     fields = getattr(recipe, "Hyperparameters", NoHyperparameters).model_fields
     settings = smaller.pop("set", {})
@@ -300,11 +270,7 @@ def num_steps(data: Any) -> int | None:
 
 
 def _check(module: ModuleType) -> None:
-    """Checks that a module is a recipe.
-
-    Raises:
-        ConfigurationError: It lacks a member, or one of its functions takes other arguments.
-    """
+    """Checks that a module is a recipe."""
     members = ("DEFAULTS", *_FUNCTIONS)
     if missing := [member for member in members if not hasattr(module, member)]:
         raise ConfigurationError(

@@ -36,15 +36,7 @@ def what_runs(
     unread: Sequence[str],
     smaller: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Returns the rows of the start-up table, by name.
-
-    Args:
-        trainer: Describes itself and its strategy, and has the optimizer.
-        config: The configuration.
-        data: The `tf.data.Dataset` to train on.
-        unread: Fields that the recipe does not read.
-        smaller: Fields and hyperparameters that `--smoke` reduced.
-    """
+    """Returns the rows of the start-up table, by name."""
     replicas = trainer.strategy.num_replicas
     steps = num_steps(data)
     batch, note = num_rows(data), ""
@@ -164,10 +156,6 @@ def measure_exchange(strategy: Strategy, model: Any) -> tuple[float, float] | No
 
     All workers call it together.
 
-    Args:
-        strategy: Strategy of the run.
-        model: The trained `keras.Model`.
-
     Returns:
         Seconds and bytes; None if there is no synchronous all-reduce.
     """
@@ -180,12 +168,7 @@ def measure_exchange(strategy: Strategy, model: Any) -> tuple[float, float] | No
 
 
 def print_profile(profile: Profile, exchanged: tuple[float, float] | None) -> None:
-    """Prints the table.
-
-    Args:
-        profile: The callback of the training.
-        exchanged: The result of `measure_exchange`.
-    """
+    """Prints the table."""
     rows = profile_table(profile, exchanged)
     if not rows:
         tables.text(

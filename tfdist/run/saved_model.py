@@ -1,9 +1,14 @@
-"""`--evaluate` and `--export`: evaluates a saved model, and writes it in other formats."""
+"""Saved models: saving on a full disk, `--evaluate`, and `--export` in other formats."""
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.util
+import math
+import os
+import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -12,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pipelines
 from pipelines import storage
 from tfdist.config import Run, Spread, StrategyOptions, TrainConfig
-from tfdist.console import tables
+from tfdist.console import folders, tables
+from tfdist.console.files import replacing
 from tfdist.console.folders import download_folder
 from tfdist.errors import (
     ConfigurationError,
@@ -22,7 +28,6 @@ from tfdist.errors import (
     first_line,
     summary,
 )
-from tfdist.run.disk_space import full_disk_message
 
 if TYPE_CHECKING:
     import keras
@@ -104,13 +109,10 @@ def evaluate(config: TrainConfig) -> dict[str, float]:
 
     Prints a table of the results.
 
-    Returns:
-        Loss and metrics by name.
-
     Raises:
         TfdistError: There is no such model, or no data to evaluate it on.
     """
-    from tfdist.checkpoint.bucket_store import checkpoints_of
+    from tfdist.checkpoint.store import checkpoints_of
     from tfdist.run import from_config, recipe
     from tfdist.trainer import Trainer
 
@@ -240,11 +242,7 @@ def export(names: Sequence[str], model: Path, trained: keras.Model | None = None
 
 
 def _is_file(path: str) -> bool:
-    """Returns whether a path or URL is that of a file, and not of a folder of checkpoints.
-
-    Raises:
-        ConfigurationError: There is neither.
-    """
+    """Returns whether a path or URL is that of a file, and not of a folder of checkpoints."""
     if storage.is_object_store(path):
         try:
             remote = storage.RemotePath(path)
@@ -288,3 +286,63 @@ def _zeros_for(model: keras.Model) -> Any:
         return keras.tree.map_structure(zeros, inputs_of_model)
     shape = model.get_build_config()["input_shape"]  # A subclass of Model has no symbolic inputs.
     return zeros(keras.KerasTensor(shape, model.compute_dtype))
+
+
+# ---- full disks ----
+
+
+_OTHER_BYTES = 2**20  # of metrics, curves and TensorBoard's events
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def probe_space(path: Path, model: Any) -> None:
+    """Checks that a folder's disk has enough space for a run, by allocating it temporarily.
+
+    Raises:
+        OSError: There is not enough space, or no permission.
+    """
+    import tensorflow as tf
+
+    variables = [*model.variables, *model.optimizer.variables]
+    sizes = (math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+    num_bytes = sum(sizes) + _OTHER_BYTES
+    with replacing(path / "probe") as file, file.open("wb") as opened:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(opened.fileno(), 0, num_bytes)
+        elif shutil.disk_usage(path).free < num_bytes:  # macOS
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    (path / "probe").unlink()
+
+
+def full_disk_message(error: Exception) -> str:
+    """Returns an error's message about a full disk or an exceeded quota; empty for other errors."""
+    return next((os.strerror(number) for number in _FULL if os.strerror(number) in str(error)), "")
+
+
+def save_model(model: Any, path: Path) -> tuple[Path, Exception | None]:
+    """Saves a Keras model, in another folder if the disk is full.
+
+    Returns:
+        The file that was written, and the error if it is not `path`.
+
+    Raises:
+        Exception: The error of saving to `path`, if the model cannot be saved anywhere.
+    """
+    try:
+        with replacing(path) as file:
+            model.save(file)
+    except Exception as error:  # the system, h5py and zipfile raise different errors
+        for place in folders.rescue():
+            try:
+                folder = Path(tempfile.mkdtemp(prefix="tfdist-", dir=place))
+            except OSError:
+                continue
+            try:
+                with replacing(folder / path.name) as file:
+                    model.save(file)
+            except Exception:
+                folder.rmdir()
+                continue
+            return folder / path.name, error
+        raise
+    return path, None

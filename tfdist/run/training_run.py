@@ -23,7 +23,7 @@ from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.ledger import LedgerLog
 from tfdist.callbacks.loss_spikes import LossSpikes
 from tfdist.callbacks.profile import Profile
-from tfdist.checkpoint.bucket_store import store_at
+from tfdist.checkpoint.store import store_at
 from tfdist.cluster.deadline import seconds_waited
 from tfdist.config import TrainConfig
 from tfdist.console import tables
@@ -32,10 +32,10 @@ from tfdist.groups.agreement import from_rank0
 from tfdist.loops import interrupts
 from tfdist.loops.fit import CheckpointHooks
 from tfdist.run import from_config, loggers, memory, recipe, reports, saved_model
-from tfdist.run.disk_space import full_disk_message, save_model
-from tfdist.run.effect import Watched, check_spread
 from tfdist.run.folder import RunFolder
+from tfdist.run.from_config import Watched, check_spread
 from tfdist.run.provenance import provenance
+from tfdist.run.saved_model import full_disk_message, save_model
 
 if TYPE_CHECKING:
     from tfdist.strategies import Strategy
@@ -43,16 +43,6 @@ if TYPE_CHECKING:
 
 #: How often a run returns to the same checkpoint.
 _MOST_ROLLBACKS = 3
-
-
-def _check_resume(resume: str) -> None:
-    """Refuses a path without files before anything is built; only the chief reads checkpoints."""
-    is_path = resume not in ("auto", "never") and not is_url(resume)
-    if cluster.is_chief() and is_path and not Path(resume).exists():
-        raise ConfigurationError(
-            f"--resume {resume}: there is no such folder. Give the path of a checkpoint or of a "
-            "run folder, or use --resume auto to continue the run of the same command."
-        )
 
 
 @dataclass
@@ -75,12 +65,6 @@ class Ending:
 class TrainingRun:
     """Data, trainer and run folder of a configuration.
 
-    Args:
-        config: The configuration.
-
-    Attributes:
-        history: History of the training, as `keras.Model.fit` returns it.
-
     Raises:
         TfdistError: The configuration is invalid or not supported.
     """
@@ -89,7 +73,13 @@ class TrainingRun:
         self._config, self._began, self._planned = config, time.monotonic(), planned
         saved_model.check_exporters(config.export)
         loggers.check(config.logger)
-        _check_resume(config.resume)
+        # Before anything is built; only the chief reads checkpoints.
+        is_path = config.resume not in ("auto", "never") and not is_url(config.resume)
+        if cluster.is_chief() and is_path and not Path(config.resume).exists():
+            raise ConfigurationError(
+                f"--resume {config.resume}: there is no such folder. Give the path of a checkpoint "
+                "or of a run folder, or use --resume auto to continue the run of the same command."
+            )
         workload = self._recipe = recipe.find(config.recipe)
         keras.utils.set_random_seed(config.seed)
         strategy = self._strategy = from_config.make_strategy(config)
@@ -121,7 +111,10 @@ class TrainingRun:
         if self._talks:
             tables.facts({**facts, "run folder": folder.location}.items())
         if strategy.group.is_chief:
-            self._warn_of_shortage()
+            spec = getattr(self._data, "element_spec", None)
+            warning = memory.shortage(self._config, self._trainer.model, self._strategy, spec)
+            if warning:
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
 
         self.history = keras.callbacks.History()
         self._curves = Curves(folder.curves, f"smoke run: {reports.SMOKE}" if config.smoke else "")
@@ -132,12 +125,6 @@ class TrainingRun:
             *from_config.averages(config), *extra, self.history, self._log, self._curves, *spikes
         ]  # fmt: skip
         self._ledger = LedgerLog(folder.path / "ledger.json", trainer.stats, seconds_waited())
-
-    def _warn_of_shortage(self) -> None:
-        spec = getattr(self._data, "element_spec", None)
-        warning = memory.shortage(self._config, self._trainer.model, self._strategy, spec)
-        if warning:
-            print(f"warning: {warning}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Uploads the files of a failed run, and releases the lock on the run folder."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from tfdist.schedules.batch_sizes import batch_sizes, linear_scaling, sqrt_scaling
-from tfdist.schedules.from_config import describe, learning_rate, peak
+from tfdist.schedules.from_config import (
+    batch_sizes,
+    describe,
+    learning_rate,
+    linear_scaling,
+    peak,
+    sqrt_scaling,
+)
 from tfdist.schedules.rules import (
     LearningRate,
     Warmup,

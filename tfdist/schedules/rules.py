@@ -181,11 +181,7 @@ def one_cycle(
 
 
 def _steps_of_decay(total_steps: int, warmup_steps: int, rule: str) -> int:
-    """Returns the number of steps after the warm-up.
-
-    Raises:
-        ConfigurationError: There are none.
-    """
+    """Returns the number of steps after the warm-up."""
     if warmup_steps >= total_steps:
         raise ConfigurationError(
             f"The warm-up takes {warmup_steps} of {total_steps} steps and leaves none for the "

@@ -106,6 +106,9 @@ def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:
             f"{path} uses Keras 2 (tf_keras, TF_USE_LEGACY_KERAS), but tfdist distributes Keras 3. "
             "Run it with python, or move it to Keras 3: https://keras.io/guides/migrating_to_keras_3."
         )
+    from tfdist import upstream
+
+    upstream.check_backend()
     import keras
 
     from tfdist.loops.self_check import VARIABLE, checked_mode

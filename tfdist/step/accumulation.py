@@ -77,11 +77,6 @@ class GradientAccumulation:
     it counts them, averages weights, and applies constraints: with zeros in between, and with the
     sum of all K batches at the end, to which its own accumulators add nothing.
 
-    Args:
-        strategy: Runs the replicas.
-        scaling: The scaling of the loss; its optimizer accumulates gradients.
-        trainable: The variables that the optimizer trains.
-
     Attributes:
         waiting: The sums so far, by replica of this process and by variable.
     """
@@ -105,9 +100,6 @@ class GradientAccumulation:
 
     def all_reduced(self, local: list[ReplicaOutputs]) -> Any:
         """Sums outputs over all replicas, but keeps gradients back until the K-th batch.
-
-        Args:
-            local: The outputs of each replica of this process.
 
         Returns:
             The sums on each replica, in the form of `Strategy.run`. The gradients are those of K

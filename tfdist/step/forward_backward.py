@@ -176,13 +176,7 @@ def with_static_shape(gradient: Any, variable: keras.Variable) -> Any:
 def all_reduce_outputs(
     strategy: Strategy, outputs: ReplicaOutputs, variables: Sequence[keras.Variable]
 ) -> ReplicaOutputs:
-    """Sums the outputs of all replicas; called on a replica.
-
-    Args:
-        strategy: Runs the replicas.
-        outputs: Those of this replica.
-        variables: The variables that the gradients are of, by place.
-    """
+    """Sums the outputs of all replicas; called on a replica."""
     if outputs.packed:
         return outputs._replace(packed=strategy.all_reduce(outputs.packed))
     sharded = strategy.variables.reduce_sharded(outputs.gradients, variables)

@@ -38,15 +38,6 @@ def replica_loss(
 ) -> tf.Tensor:
     """Returns a replica's part of the global batch's loss.
 
-    Args:
-        model: A compiled model.
-        replica: The replica.
-        batch: Its `(x, y, sample_weight)`.
-        y_pred: The model's output for its rows.
-        added: Losses from `add_loss` and activity regularizers.
-        rows: Knows how the values of user code combine over replicas.
-        training: As in `Model.compute_loss`.
-
     Returns:
         A float scalar; with a loss that is compiled without reduction, a vector whose elements
         are summed.

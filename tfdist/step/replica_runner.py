@@ -89,12 +89,7 @@ class ReplicaRunner:
             self._compute = _on_first_replica(self._compute, strategy, in_xla)
 
     def all_reduced(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
-        """Returns the sums over all replicas, on each of them, in the form of `Strategy.run`.
-
-        Args:
-            total_rows: Rows of the global batch, int32 scalar.
-            shares: The per-replica batch of each replica of this process.
-        """
+        """Returns the sums over all replicas, on each of them, in the form of `Strategy.run`."""
         strategy, variables = self._strategy, self._variables
         if self._num_rounds > 1:
             local = self.local(total_rows, shares)

@@ -24,7 +24,6 @@ from tfdist.groups.fusion import packed
 from tfdist.patches.sizes_on_host import has_gpus
 from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
 from tfdist.strategies import mirrored_variables
-from tfdist.upstream.random_states import RandomStates
 from tfdist.upstream.tensorflow_graphs import (
     BRANCHES,
     LOOPS,
@@ -35,6 +34,7 @@ from tfdist.upstream.tensorflow_graphs import (
     optimized,
     with_state,
 )
+from tfdist.upstream.tensorflow_random import RandomStates
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +142,7 @@ class SharedTrace:
         return _Traced(function, variables, captured, is_optimized)
 
     def _check_shareable(self, traced: Any) -> None:
-        """Checks that a function has no state except that of variables.
-
-        Raises:
-            NotShareableError: It has.
-        """
+        """Checks that a function has no state except that of variables."""
         graph = traced.graph
         variables = {id(variable.handle) for variable in graph.variables}
         others = [tensor for tensor in traced.captured_inputs if id(tensor) not in variables]

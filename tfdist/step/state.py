@@ -283,10 +283,6 @@ class MetricResults:
     `get_metrics_result` returns, unless an override adds entries. Entries that are computed from
     metrics (a root of a mean) are computed after the step, from the metrics of all replicas.
     Entries that are computed from the batch itself need a custom step.
-
-    Args:
-        model: A built and compiled model.
-        element_spec: `tf.TensorSpec`s of a global batch.
     """
 
     def __init__(self, model: keras.Model, element_spec: Any) -> None:
@@ -325,7 +321,6 @@ class MetricResults:
 
 
 def _with_outputs(model: keras.Model, element_spec: Any) -> tuple[Any, ...]:
-    """Returns the specs of inputs, labels, outputs and sample weights of a batch."""
     x, y, weight = keras.utils.unpack_x_y_sample_weight(element_spec)
 
     def outputs(inputs: Any) -> Any:

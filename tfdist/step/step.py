@@ -141,11 +141,7 @@ class TrainStep:
 
 @contextmanager
 def _known_assignments(optimizer: keras.optimizers.Optimizer, strategy: Strategy) -> Iterator[None]:
-    """A context that refuses an optimizer that assigns to variables of which replicas have one.
-
-    Raises:
-        UnsupportedModelError: It does.
-    """
+    """A context that refuses an optimizer that assigns to variables of which replicas have one."""
     has_copies_of_all = strategy.variables.are_local and strategy.num_local_replicas > 1
     if is_of_keras(optimizer) or not has_copies_of_all:
         yield
@@ -214,13 +210,6 @@ def drawn_outputs(
     """Does what `Strategy.outputs` does, with the random numbers of one device.
 
     The seeds advance once per batch, alike on every replica.
-
-    Args:
-        model: The model.
-        strategy: Runs the replicas.
-        options: The options of the trainer's steps.
-        fn: Computes the outputs of rows.
-        element: An element of a distributed data set.
     """
     seeds, bucket_bytes = seeds_in_predictions(model), strategy.exchange.bucket_bytes
 

@@ -80,13 +80,7 @@ def split(
 
 
 def share(batch: Batch, begin: tf.Tensor, end: tf.Tensor) -> Share:
-    """Returns rows `begin` to `end` of a batch; if there are none, the next row is the padding.
-
-    Args:
-        batch: A batch of more than `begin` rows.
-        begin: The first row, int32 scalar.
-        end: The row after the last, int32 scalar.
-    """
+    """Returns rows `begin` to `end` of a batch; if there are none, the next row is the padding."""
     rows = take(batch, begin, tf.maximum(end, begin + 1))
     return Share(end - begin, rows, tf.cast(begin, tf.int64))
 

@@ -92,14 +92,7 @@ class Feed:
     def split(
         self, batch: Batch, own_rows: bool, whole: bool = False, check_data: CheckData = "full"
     ) -> Element:
-        """Returns an element of a distributed data set; called in a graph of `tf.data`.
-
-        Args:
-            batch: A batch of the data set that was passed to `distribute`.
-            own_rows: As for `distribute`.
-            whole: As for `distribute`.
-            check_data: As for `distribute`.
-        """
+        """Returns an element of a distributed data set; called in a graph of `tf.data`."""
         num_local, several = self.num_shares, self._group.size > 1
         rows = num_rows(batch)
         with inner_loop.on_host():  # where the loop counts
@@ -167,13 +160,7 @@ class Feed:
 
 
 class DevicePrefetch(Feed):
-    """Per-replica batches that are copied to the replicas' devices ahead of the step.
-
-    Args:
-        devices: As for `Feed`.
-        group: As for `Feed`.
-        places: The full names of the devices.
-    """
+    """Per-replica batches that are copied to the replicas' devices ahead of the step."""
 
     def __init__(self, devices: Sequence[str], group: ProcessGroup, places: Sequence[str]) -> None:
         super().__init__(devices, group)
@@ -240,14 +227,7 @@ def distributed(
     devices: Sequence[str],
     ahead: bool = True,
 ) -> tf.data.Dataset:
-    """Returns a data set of elements, which are prepared ahead of the steps.
-
-    Args:
-        dataset: A data set of batches.
-        split: Makes an element from a batch.
-        devices: As for `prefetched`.
-        ahead: Whether to read batches before the steps that use them.
-    """
+    """Returns a data set of elements, which are prepared ahead of the steps."""
     # `tf.data` unpacks a tuple, including one with a single part: several inputs without labels.
     is_tuple = isinstance(dataset.element_spec, tuple)
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from tfdist.cluster.remote import connection
 from tfdist.strategies.batches import Element, Share, combined_checksum
-from tfdist.upstream.random_states import draws_at_trace_warned
 from tfdist.upstream.tensorflow_calls import RepeatedCalls
 from tfdist.upstream.tensorflow_graphs import free_with
+from tfdist.upstream.tensorflow_random import draws_at_trace_warned
 from tfdist.upstream.tensorflow_runtime import computes_in_one_order
 
 
@@ -327,9 +327,6 @@ def read_by_host(tensor: tf.Tensor) -> tf.Operation:
 
     TensorFlow's graph optimizer removes an unused copy, or replaces it with a control edge. It
     keeps the data of an assertion, since the assertion may have to print them.
-
-    Args:
-        tensor: A tensor of a graph, of any rank.
     """
     with tf.device(tensor.device):
         first = tf.reshape(tensor, [-1])[:1]

@@ -38,11 +38,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The sizes of the axes of a device mesh.
-
-    Attributes:
-        sizes: Sizes by the name of the axis, from the outer to the inner one.
-    """
+    """The sizes of the axes of a device mesh."""
 
     sizes: Mapping[str, int]
 
@@ -60,12 +56,7 @@ class Mesh:
         return next((name for name in self.sizes if name != "data"), None)
 
     def strategy(self, process_group: str, num_processes: int) -> str:
-        """Returns the name of the strategy that computes on the mesh.
-
-        Args:
-            process_group: `"auto"`, `"horovod"`, or `"tensorflow"`.
-            num_processes: Number of processes that train together.
-        """
+        """Returns the name of the strategy that computes on the mesh."""
         if self.inner is not None:
             return _INNER[self.inner]
         if num_processes == 1:
@@ -76,16 +67,21 @@ class Mesh:
     def place(self, process_group: str, num_processes: int) -> Placement:
         """Returns what each of a number of processes does.
 
-        Args:
-            process_group: `"auto"`, `"horovod"`, or `"tensorflow"`.
-            num_processes: Number of processes that train together.
-
         Raises:
             ConfigurationError: These processes cannot form the mesh.
         """
         strategy = self.strategy(process_group, num_processes)
         if self.inner is None:
-            return self._place_data(strategy, process_group, num_processes)
+            each, rest = divmod(self.data, num_processes)
+            if rest:
+                raise self._refused(num_processes, "data has to be a multiple of their number")
+            if process_group == "horovod" and strategy == "multi_worker":
+                raise self._refused(
+                    num_processes,
+                    f"that is {each} devices per process, and a process that Horovod joins has "
+                    "one: use process_group='tensorflow', or start more processes",
+                )
+            return Placement(strategy, each, {})
         size, options = self.sizes[self.inner], dict[str, Any](process_group=process_group)
         if self.inner == "shard" and self.data == 1 and num_processes > 1:
             if size != num_processes:
@@ -105,18 +101,6 @@ class Mesh:
         if self.inner == "pipeline":
             options["stages"] = size
         return Placement(strategy, size, options)
-
-    def _place_data(self, strategy: str, process_group: str, num_processes: int) -> Placement:
-        each, rest = divmod(self.data, num_processes)
-        if rest:
-            raise self._refused(num_processes, "data has to be a multiple of their number")
-        if process_group == "horovod" and strategy == "multi_worker":
-            raise self._refused(
-                num_processes,
-                f"that is {each} devices per process, and a process that Horovod joins has one: "
-                "use process_group='tensorflow', or start more processes",
-            )
-        return Placement(strategy, each, {})
 
     def _refused(self, num_processes: int, reason: str) -> ConfigurationError:
         plural = "es" if num_processes > 1 else ""
@@ -217,11 +201,7 @@ def _devices(device_mesh: Any) -> list[str]:
 
 
 def _rules(distribution: Any, axis: str) -> dict[str, Sequence[str | None]]:
-    """Returns tfdist's rules for the layout map of a `ModelParallel`.
-
-    Raises:
-        ConfigurationError: A weight is split along another axis than that of the model.
-    """
+    """Returns tfdist's rules for the layout map of a `ModelParallel`."""
     from tfdist.upstream.keras_layers import layout_map_of
 
     rules: dict[str, Sequence[str | None]] = {}

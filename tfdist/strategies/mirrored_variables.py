@@ -66,10 +66,6 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
 
     Call it outside of any graph. It assigns one by one, which takes some 20 microseconds each;
     `FrequentSync` is faster before every step.
-
-    Args:
-        variables: Initialized variables.
-        devices: The devices of the other replicas.
     """
     for variable in variables if devices else ():
         plain = variable.value
@@ -116,9 +112,6 @@ def first_difference(variables: Sequence[keras.Variable]) -> Difference | None:
 
     Call it after a step, before user code changes variables. Each device sends a number for each
     variable, and all elements of those whose numbers differ.
-
-    Args:
-        variables: Initialized variables, of any number type.
     """
     pairs = [(v, original) for v in variables for original in values_of(v) if copies_of(original)]
     by_device: dict[str, list[tf.Tensor]] = {}
@@ -165,10 +158,6 @@ class FrequentSync:
     """Copies the variables that user code changed to the other devices, before every step.
 
     Keeps the variables alive.
-
-    Args:
-        variables: Initialized variables that are in sync on all devices.
-        devices: The devices to copy to.
     """
 
     def __init__(self, variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.base import ReplicaFn
-from tfdist.upstream.random_states import RandomStates
 from tfdist.upstream.tensorflow_graphs import current_graph
+from tfdist.upstream.tensorflow_random import RandomStates
 from tfdist.upstream.tensorflow_runtime import summaries_of_this_thread
 
 
@@ -120,7 +120,6 @@ class _Thread:
         return self.reply
 
     def close(self) -> None:
-        """Ends a thread that waits for replicas that failed."""
         self._closing = True
         self._go.release()
         self.thread.join()

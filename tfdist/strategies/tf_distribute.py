@@ -15,7 +15,7 @@ from tfdist.strategies.base import ReplicaFn, Strategy
 from tfdist.strategies.feed import DevicePrefetch
 from tfdist.strategies.mirrored_variables import MirroredVariables, on_device, read_local
 from tfdist.strategies.variables import VariableLayout
-from tfdist.upstream.random_states import RandomStates
+from tfdist.upstream.tensorflow_random import RandomStates
 
 
 class TFDistribute(Strategy):

@@ -105,18 +105,11 @@ class VariableLayout:
         """Copies the values of variables to the mirrored variables of the other replicas, if any.
 
         Called before a step if user code may have changed the variables.
-
-        Args:
-            variables: All variables that steps read and write.
         """
         del variables
 
     def frequent_sync(self, variables: Sequence[keras.Variable]) -> ReplicaSync:
-        """Returns a faster alternative to `sync_copies` for repeated calls.
-
-        Args:
-            variables: As for `sync_copies`, which was called with them before.
-        """
+        """Returns a faster alternative to `sync_copies` for repeated calls."""
         return FullReplicaSync(functools.partial(self.sync_copies, variables))
 
     # ---- in a step ----
@@ -168,12 +161,7 @@ class VariableLayout:
 
 
 class SharedVariables(VariableLayout):
-    """One set of variables, on a device from which every replica reads them.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        parameter_device: The device that has the variables.
-    """
+    """One set of variables, on a device from which every replica reads them."""
 
     are_local = False
 
@@ -202,11 +190,7 @@ class ReplicaSync(Protocol):
 
 
 class FullReplicaSync:
-    """A `ReplicaSync` that updates every variable each time.
-
-    Args:
-        sync: Updates all variables on all replicas.
-    """
+    """A `ReplicaSync` that updates every variable each time."""
 
     def __init__(self, sync: Callable[[], None]) -> None:
         self.sync_changed = self.sync_all = sync

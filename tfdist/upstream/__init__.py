@@ -20,9 +20,10 @@ def check_backend() -> None:
     try:
         import tensorflow  # noqa: F401, I001 # named before a missing backend of Keras
         import keras
-    except ModuleNotFoundError as error:
-        is_backend = error.name in ("torch", "jax", "openvino")
-        cure = _CURE if is_backend else f"Run pip install {error.name}."
+    except (ModuleNotFoundError, ValueError) as error:  # ValueError: Keras knows no such backend
+        missing = getattr(error, "name", None)
+        is_installed = missing in (None, "torch", "jax", "openvino")
+        cure = _CURE if is_installed else f"Run pip install {missing}."
         raise MissingError(f"tfdist needs TensorFlow and Keras 3: {error}. {cure}") from error
     if keras.config.backend() != "tensorflow":
         raise ConfigurationError(

@@ -37,13 +37,7 @@ def loss_trackers(compile_loss: Any) -> list[keras.metrics.Mean]:
 def compile_loss_of(
     compile_loss: Any, losses: Sequence[Callable[..., Any]], trackers: Sequence[Any]
 ) -> Any:
-    """Returns a view of a built `CompileLoss` that calls other functions.
-
-    Args:
-        compile_loss: Keras's object; not changed.
-        losses: Functions that replace its losses, one for each.
-        trackers: Metrics that replace its per-output trackers.
-    """
+    """Returns a view of a built `CompileLoss` that calls other functions."""
     view = object.__new__(type(compile_loss))  # copy.copy() would save and load it
     view.__dict__.update(compile_loss.__dict__)
     entries = zip(compile_loss._flat_losses, losses, strict=True)
@@ -55,14 +49,7 @@ def compile_loss_of(
 def total_loss(
     model: keras.Model, added: Sequence[tf.Tensor], batch: tuple[Any, ...], training: bool
 ) -> tf.Tensor:
-    """Returns Keras's own total loss: `Trainer._compute_loss`, `Trainer._losses_override`.
-
-    Args:
-        model: A compiled model.
-        added: Added losses, used instead of `model.losses`.
-        batch: Inputs, labels, outputs and weights.
-        training: As in `Model.compute_loss`.
-    """
+    """Returns Keras's own total loss: `Trainer._compute_loss`, `Trainer._losses_override`."""
     model._losses_override.extend(added)
     try:
         return model._compute_loss(*batch, training=training)

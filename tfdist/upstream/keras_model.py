@@ -259,10 +259,6 @@ def move(variable: keras.Variable, device: str) -> None:
 
     Replaces the `tf.Variable` in `Variable._value`. Its `_unique_id`, by which optimizers find the
     slot variables of a weight, stays the same.
-
-    Args:
-        variable: A variable that has a value.
-        device: A name such as `"GPU:1"`.
     """
     old = vars(variable)["_value"]
     if tf.DeviceSpec.from_string(old.device).to_string().endswith(device):

@@ -186,7 +186,18 @@ def optimizers_of_one_device() -> AbstractContextManager[None]:
     weight decay, EMA, constraints and counters are Keras's own, applied to each shard of sharded
     variables.
     """
-    plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION} | _sharded_methods()
+    one_by_one = (
+        "_update_model_variables_moving_average",
+        "_overwrite_model_variables_with_average_value",
+    )
+    plain = {name: getattr(BaseOptimizer, name) for name in _FOR_DISTRIBUTION} | {
+        "_var_key": _key,
+        "_backend_apply_gradients": _apply_by_one_rate,
+        "_clip_gradients": _clip,
+        "_apply_weight_decay": _of_each(_decay),
+        "_backend_update_step": _update_each,
+        **{name: _of_each(getattr(BaseOptimizer, name)) for name in one_by_one},
+    }
     # Patched on the class, because optimizers such as Nadam override these and call super().
     return all_replaced(TFOptimizer, plain)
 
@@ -349,11 +360,6 @@ def leave_out_of_weight_decay(
 
     They are not part of the configuration: `_exclude_from_weight_decay` has keys of `_var_key`,
     `_exclude_from_weight_decay_pattern` has names.
-
-    Args:
-        optimizer: The optimizer to copy from.
-        copied: The optimizer to copy to; it has the same configuration.
-        variables: Pairs of corresponding variables of the two models.
     """
     optimizer = unwrapped(optimizer)
     copied = unwrapped(copied)
@@ -402,22 +408,6 @@ def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> b
 def index_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     """Returns the index of a weight in an optimizer's lists: `_get_variable_index`."""
     return optimizer._get_variable_index(variable)
-
-
-def _sharded_methods() -> dict[str, Callable[..., Any]]:
-    """Returns replacements of methods of `TFOptimizer`, by their names."""
-    one_by_one = (
-        "_update_model_variables_moving_average",
-        "_overwrite_model_variables_with_average_value",
-    )
-    return {
-        "_var_key": _key,
-        "_backend_apply_gradients": _apply_by_one_rate,
-        "_clip_gradients": _clip,
-        "_apply_weight_decay": _of_each(_decay),
-        "_backend_update_step": _update_each,
-        **{name: _of_each(getattr(BaseOptimizer, name)) for name in one_by_one},
-    }
 
 
 def _key(optimizer: Any, variable: Any) -> Any:
@@ -515,12 +505,7 @@ def _clip(optimizer: Any, gradients: list) -> list:
 
 
 def global_norm(optimizer: Any, gradients: list) -> tf.Tensor:
-    """Returns the norm of all gradients together, in the dtype of the first, of full gradients.
-
-    Args:
-        optimizer: The optimizer, which is built.
-        gradients: Tensors, `tf.IndexedSlices`, shards, or None.
-    """
+    """Returns the norm of all gradients together, in the dtype of the first, of full gradients."""
     present = [g for g in gradients if g is not None]
     halves = [_half_square(g) for g in present if not isinstance(g, ShardedGradient)]
     divided = [g for g in present if isinstance(g, ShardedGradient)]

@@ -62,15 +62,6 @@ class GradientSource(CompositeTensor):
         raise TypeError("A sharded variable has no single resource that a loop could carry.")
 
 
-def act_as_variable(value: tf.Tensor, source: GradientSource) -> None:
-    """Makes a tape return a variable's gradient when it is passed the variable's full value.
-
-    `GradientTape` uses the `handle` of objects that have `_should_act_as_resource_variable`.
-    """
-    value._should_act_as_resource_variable = True
-    value.handle = source
-
-
 #: Why plain Keras cannot train a model with sharded variables, and what to do instead.
 ELSEWHERE = (
     "The model's state is divided by the strategy of its Trainer: train with trainer.fit, or save "
@@ -181,7 +172,10 @@ class ShardedVariable(keras.Variable):
         value = value_in_scope(self)
         if value is None:
             value = self.joined(self.dtype)
-            act_as_variable(value, self._gradient_source())
+            # `GradientTape` uses the `handle` of objects with this attribute, and so returns the
+            # variable's gradient for its full value.
+            value._should_act_as_resource_variable = True
+            value.handle = self._gradient_source()
         return self._maybe_autocast(value)
 
     @property

@@ -118,7 +118,11 @@ class _Adam:
 
     def update(self, handles: list[tf.Tensor], gradient: tf.Tensor, rate: tf.Tensor) -> None:
         (var, m, v), dtype = handles, gradient.dtype
-        beta_1_power, beta_2_power = self._powers_of_betas(var.device, dtype)
+        if (var.device, dtype) not in self._powers:
+            step = tf.cast(self._optimizer.iterations + 1, dtype)
+            betas = self._optimizer.beta_1, self._optimizer.beta_2
+            self._powers[var.device, dtype] = [ops.power(ops.cast(b, dtype), step) for b in betas]
+        beta_1_power, beta_2_power = self._powers[var.device, dtype]
         tf.raw_ops.ResourceApplyAdam(
             var=var,
             m=m,
@@ -132,14 +136,6 @@ class _Adam:
             grad=gradient,
             use_locking=True,
         )
-
-    def _powers_of_betas(self, device: str, dtype: tf.DType) -> list[tf.Tensor]:
-        """Returns `beta ** step` of both betas, computed once per step on each device."""
-        if (device, dtype) not in self._powers:
-            step = tf.cast(self._optimizer.iterations + 1, dtype)
-            betas = self._optimizer.beta_1, self._optimizer.beta_2
-            self._powers[device, dtype] = [ops.power(ops.cast(b, dtype), step) for b in betas]
-        return self._powers[device, dtype]
 
 
 def _handle(variable: tf.Variable) -> tf.Tensor:

@@ -315,9 +315,6 @@ def constant_value(tensor: tf.Tensor) -> Any:
 
     In contrast to `tf.get_static_value`, it computes constants by `tensor_util.
     try_evaluate_constant`, such as the order of the axes in which `tf.nn.softmax` swaps two.
-
-    Args:
-        tensor: A tensor of any graph.
     """
     value = tf.get_static_value(tensor)
     return tensor_util.try_evaluate_constant(tensor) if value is None else value
@@ -325,10 +322,6 @@ def constant_value(tensor: tf.Tensor) -> Any:
 
 def function_graph(operation: tf.Operation, attribute: str) -> Any:
     """Returns the graph of a function that an operation calls: `Graph._get_function`.
-
-    Args:
-        operation: An operation of any graph.
-        attribute: The operation's attribute that names the function.
 
     Returns:
         A list of graphs for an attribute with several functions; None if a graph is not known.

@@ -314,11 +314,7 @@ def test_slurm_script_runs_the_command(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("codes", "ends_with", "runs", "requeued"),
-    [
-        ([1, 1, 0], 0, 3, False),
-        ([1, 1, 7, 0], 7, 3, False),
-        ([1, REQUEUE], REQUEUE, 2, True),
-    ],
+    [([1, 1, 0], 0, 3, False), ([1, 1, 7, 0], 7, 3, False), ([1, REQUEUE], REQUEUE, 2, True)],
 )
 def test_slurm_script_restarts(
     tmp_path: Any, codes: list[int], ends_with: int, runs: int, requeued: bool

@@ -188,10 +188,7 @@ def prefixed(*program: str, fds: tuple[int, ...] = ()) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize(
     ("code", "exit_code"),
-    [
-        ("raise SystemExit(3)", 3),
-        ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL),
-    ],
+    [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
 )
 def test_exit_code_of_the_command(code: str, exit_code: int) -> None:
     done = prefixed(sys.executable, "-c", f"print('a', flush=True); {code}")

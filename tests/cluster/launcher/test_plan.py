@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packages import needs_horovod, needs_mpi
+from tests.support.commands import needs_horovod, needs_mpi
 from tests.support.starting import launch
 from tfdist import cluster
 from tfdist.cluster.launcher import mpirun, plan

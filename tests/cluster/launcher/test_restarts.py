@@ -161,15 +161,9 @@ def test_preempted_worker_lets_all_save_and_ends_the_launcher(tmp_path: Path) ->
     [
         (["--elastic", "2:1", "--max-restarts", "1"], "expected numbers of workers like 2:4"),
         (["--elastic", "1:2"], "--elastic needs --max-restarts"),
-        (
-            ["--elastic", "1:2", "--max-restarts", "1", "--num-workers", "3"],
-            "Remove --num-workers",
-        ),
+        (["--elastic", "1:2", "--max-restarts", "1", "--num-workers", "3"], "Remove --num-workers"),
         (["--elastic", "1:2", "--max-restarts", "1", "--via", "mpirun"], "works only for workers"),
-        (
-            ["--max-restarts", "1", "--hosts", "a:1,b:1"],
-            "restart the workers of other hosts",
-        ),
+        (["--max-restarts", "1", "--hosts", "a:1,b:1"], "restart the workers of other hosts"),
         (["--max-restarts", "1", "--print-k8s", "tfjob"], "the scheduler restart all workers"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipelines import DataError
 from pipelines.format import record_file
 from pipelines.format.record_file import Compression, frame
-from pipelines.writing.publish import ShardWriter
+from pipelines.writing import ShardWriter
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 DATA = [bytes([i]) * 10 * i for i in range(6)]

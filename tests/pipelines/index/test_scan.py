@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +82,7 @@ def test_images_of_several_sizes_and_kinds(tmp_path: Path) -> None:
 
 
 def test_feature_that_some_records_lack(tmp_path: Path) -> None:
-    by_hand.write(
-        tmp_path / "a.tfrecord",
-        [by_hand.example(x=[1], y=[2]), by_hand.example(x=[3])],
-    )
+    by_hand.write(tmp_path / "a.tfrecord", [by_hand.example(x=[1], y=[2]), by_hand.example(x=[3])])
     assert index(tmp_path) == 0
     assert features(tmp_path) == {"x": ("int64", (), "list"), "y": ("int64", (None,), "list")}
     (batch,) = pipelines.read(tmp_path, 2)
@@ -127,27 +125,10 @@ def test_empty_shards_hold_nothing(tmp_path: Path) -> None:
     assert result.compression == "GZIP"
 
 
-def foreign(folder: Path) -> None:
-    (folder / "a.tfrecord").write_bytes(b"no records at all")
-
-
-def no_example(folder: Path) -> None:
-    by_hand.write(folder / "a.tfrecord", [RECORDS[0], b"\xff\xff"])
-
-
 def flipped(folder: Path) -> None:
     data = bytearray(by_hand.write(folder / "a.tfrecord", RECORDS).read_bytes())
     data[20] ^= 1
     (folder / "a.tfrecord").write_bytes(data)
-
-
-def other_types(folder: Path) -> None:
-    records = [by_hand.example(x=[1]), by_hand.example(x=[1.5])]
-    by_hand.write(folder / "a.tfrecord", records)
-
-
-def incomplete(folder: Path) -> None:
-    by_hand.write(folder / "a-00000-of-00002.tfrecord", RECORDS)
 
 
 def mixed(folder: Path) -> None:
@@ -160,38 +141,52 @@ def ours(folder: Path) -> None:
     numbers.write(folder, num_records=4, num_shards=1)
 
 
-def nothing(folder: Path) -> None:
-    (folder / "readme.txt").touch()
+def records(name: str, *contents: bytes) -> Callable[[Path], object]:
+    return lambda folder: by_hand.write(folder / name, [*contents])
 
 
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (foreign, "a.tfrecord: not a TFRecord file"),
-        (no_example, "a.tfrecord: record at byte 189: not a tf.train.Example"),
+        (
+            lambda folder: (folder / "a.tfrecord").write_bytes(b"no records at all"),
+            "a.tfrecord: not a TFRecord file",
+        ),
+        (
+            records("a.tfrecord", RECORDS[0], b"\xff\xff"),
+            "a.tfrecord: record at byte 189: not a tf.train.Example",
+        ),
         (flipped, "a.tfrecord: record at byte 0: checksum of its"),
-        (other_types, "feature 'x' is float_list and int64_list in different records"),
-        (incomplete, "a-00000-of-00002.tfrecord: expected 2 shards by its name, found 1"),
+        (
+            records("a.tfrecord", by_hand.example(x=[1]), by_hand.example(x=[1.5])),
+            "feature 'x' is float_list and int64_list in different records",
+        ),
+        (
+            records("a-00000-of-00002.tfrecord", *RECORDS),
+            "a-00000-of-00002.tfrecord: expected 2 shards by its name, found 1",
+        ),
         (mixed, "the files have different compressions"),
         (ours, "index.json: exists already; delete it"),
-        (nothing, "no file matches '*.tfrec*'; select files with --files"),
+        (
+            lambda folder: (folder / "readme.txt").touch(),
+            "no file matches '*.tfrec*'; select files with --files",
+        ),
+        (Path.rmdir, "no such folder; check the path"),
     ],
 )
 def test_folders_that_cannot_be_indexed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], write: object, message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write: Callable[[Path], object],
+    message: str,
 ) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    write(folder)  # type: ignore[operator]
+    write(folder)
     assert index(folder) == 1
     errors = capsys.readouterr().err
     assert message in errors
     assert "Traceback" not in errors
-
-
-def test_missing_folder_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert index(tmp_path / "nothing") == 1
-    assert "no such folder; check the path" in capsys.readouterr().err
 
 
 def test_images_of_16_bits_are_read_as_such(tmp_path: Path) -> None:

@@ -210,10 +210,7 @@ def test_second_packer_raises(
         (["source", "--num-shards", "0"], "--num-shards: expected a number above 0"),
         (["source", "--split", "train"], "--split: does not apply to images"),
         (["source", "--num-shard", "3"], "--num-shard 3. Did you mean --num-shards?"),
-        (
-            ["source", "--from", "csv"],
-            ".ndjson, .parquet, .arrow files, found none",
-        ),
+        (["source", "--from", "csv"], ".ndjson, .parquet, .arrow files, found none"),
     ],
 )
 def test_invalid_input_is_reported(

@@ -17,7 +17,7 @@ from pipelines.pack.__main__ import main as pack
 from pipelines.pack.packing import pack_dataset
 from pipelines.pack.parts import Part
 from pipelines.pack.work_folder import work_folder
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 
 SOURCE = [f"line {i}\n" for i in range(100)]
 OPTIONS = ["--num-shards", "7", "--seed", "3", "--num-workers", "1"]

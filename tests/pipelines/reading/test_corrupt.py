@@ -6,13 +6,18 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import pipelines
+import tfdist
 from pipelines.format import record_file
+from pipelines.format.encoding import encode
+from pipelines.index.__main__ import main as index
 from pipelines.reading.blocks import records_per_block
 from pipelines.verify import main as verify
 from tests.support import numbers, starting
@@ -187,15 +192,24 @@ def test_changed_offsets_never_give_a_record_twice(tmp_path: Path) -> None:
     assert verify([str(tmp_path), "--num-workers", "1"]) == 1
 
 
+_PNG = [
+    pipelines.Feature(name="image", dtype="uint8", shape=(4, 4, 3), encoding="png"),
+    pipelines.Feature(name="label", dtype="int64", encoding="list"),
+]
+
+
+def damaged_image(number: int) -> list[dict[str, object]]:
+    """Returns examples, of which one has an image that is cut off. Its record is intact."""
+    values = [tf.fill((4, 4, 3), tf.constant(i, tf.uint8)) for i in range(9)]
+    images = [tf.io.encode_png(value).numpy() for value in values]
+    images[number] = images[number][:40]
+    return [{"image": image, "label": i} for i, image in enumerate(images)]
+
+
 def test_images_that_cannot_be_decoded_are_skipped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    png = [tf.io.encode_png(tf.fill((4, 4, 3), tf.constant(i, tf.uint8))).numpy() for i in range(9)]
-    png[4] = png[4][:40]  # its record is intact
-    image = pipelines.Feature(name="image", dtype="uint8", shape=(4, 4, 3), encoding="png")
-    pipelines.write_shards(
-        [{"image": data} for data in png], tmp_path / "png", [image], num_shards=2, source="test"
-    )
+    pipelines.write_shards(damaged_image(4), tmp_path / "png", _PNG, num_shards=2, source="test")
     dataset = pipelines.read(tmp_path / "png", 4, shuffle_buffer=8, seed=1, on_corrupt="skip")
     with caplog.at_level(logging.WARNING, "pipelines"):
         values = [int(x) for batch in dataset for x in batch["image"][:, 0, 0, 0]]
@@ -204,3 +218,25 @@ def test_images_that_cannot_be_decoded_are_skipped(
     assert message.endswith(
         "data-00000-of-00002.tfrecord: record 2: an image cannot be decoded; skipped, 1 so far"
     )
+
+
+@pytest.mark.parametrize("options", [{"shuffle_buffer": 8}, {"cache": "memory"}])
+def test_a_training_names_the_record_of_an_image_that_cannot_be_decoded(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nothing checked the images of other tools' records, and TensorFlow's error has no names."""
+    with tf.io.TFRecordWriter(str(tmp_path / "x.tfrecord")) as writer:
+        for example in damaged_image(7):
+            writer.write(encode(example, _PNG))
+    assert index([str(tmp_path), "--num-workers", "1"]) == 0
+    assert "damaged image as 'image', a guess: 1" in str(pipelines.load_account(tmp_path))
+    data = pipelines.read(tmp_path, 2, seed=1, map_fn=lambda e: (e["image"], e["label"]), **options)
+
+    def build_model() -> keras.Model:
+        layers = [keras.Input((4, 4, 3)), keras.layers.Flatten(), keras.layers.Dense(1)]
+        model = keras.Sequential(layers)
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(tfdist.errors.DataError, match=r"x\.tfrecord: record 7: .*PNG.*skip"):
+        tfdist.Trainer(build_model, strategy="mirrored").fit(data, verbose=0)

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines import DataError
-from pipelines.reading.range_cache import cache_ranges
-from pipelines.reading.read_ahead import FIRST_REQUESTS, Range, read_ahead
+from pipelines.reading.read_ahead import FIRST_REQUESTS, Range, cache_ranges, read_ahead
 
 CONTENTS = {name: bytes((ord(name) + i) % 251 for i in range(3000)) for name in "ab"}
 

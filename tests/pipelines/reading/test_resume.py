@@ -58,12 +58,7 @@ def test_order_does_not_depend_on_the_number_of_threads(folder: Path) -> None:
     orders = [
         numbers.order(
             pipelines.read(
-                folder,
-                10,
-                shuffle_buffer=30,
-                seed=1,
-                tuning=tuning,
-                map_fn=lambda example: example,
+                folder, 10, shuffle_buffer=30, seed=1, tuning=tuning, map_fn=lambda example: example
             )
         )
         for tuning in tunings

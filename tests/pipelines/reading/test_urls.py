@@ -24,7 +24,7 @@ from pipelines.format import record_file
 from pipelines.show import main as show
 from pipelines.verify import main as verify
 from tests.support import buckets, numbers
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 
 _numbers_of_folders = itertools.count()
 

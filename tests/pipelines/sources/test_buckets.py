@@ -16,8 +16,8 @@ from pipelines import storage
 from pipelines.index.__main__ import main as index
 from pipelines.pack.__main__ import main as pack
 from tests.support import buckets, numbers, pictures
+from tests.support.commands import require_obstore
 from tests.support.opened import write_tar
-from tests.support.packages import require_obstore
 
 require_obstore()
 _numbers_of_folders = itertools.count()

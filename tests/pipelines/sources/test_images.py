@@ -290,3 +290,12 @@ def test_thin_images_do_not_become_huge(tmp_path: Path) -> None:
         opened.examples(opened.source(tmp_path, image_size="256"))
     (example,) = opened.examples(opened.source(tmp_path))
     assert example["image"].shape == (1, 5000, 3)
+
+
+def test_masks_with_a_palette_keep_their_class_numbers(tmp_path: Path) -> None:
+    numbers = (np.arange(12).reshape(3, 4) % 5).astype(np.uint8)
+    mask = Image.fromarray(numbers, "P")
+    mask.putpalette([(37 * i) % 256 for i in range(768)])
+    mask.save(tmp_path / "mask.png")
+    (example,) = opened.examples(opened.source(tmp_path, channels=1))
+    np.testing.assert_array_equal(example["image"][..., 0], numbers)

@@ -9,6 +9,8 @@ import pytest
 
 import pipelines
 from pipelines import DataError
+from pipelines.sources import open_source
+from pipelines.sources.source import Options
 from tests.support import opened, pictures
 
 
@@ -118,3 +120,30 @@ def test_account_names_the_other_splits(tmp_path: Path) -> None:
     assert fates.left_out["not in the split train"].examples == [
         "readme.txt", "test/cat/0.png", "test/cat/1.png"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", ["{split}/{cls}/1.txt", "{cls}/{split}/1.txt", "table"])
+def test_a_number_means_the_same_class_in_all_splits(names: str, tmp_path: Path) -> None:
+    """The class b has no examples in the split test, and does not move the number of c."""
+    options = {}
+    for split, of_split in (("train", "abc"), ("test", "ac")):
+        if names == "table":
+            rows = "".join(f"{i},{cls}\n" for i, cls in enumerate(of_split))
+            (tmp_path / f"{split}.csv").write_text(f"x,label\n{rows}")
+            options["label"] = "label"
+        else:
+            write(tmp_path, *(names.format(split=split, cls=cls) for cls in of_split))
+    assert classes(tmp_path, split="test", **options) == ("a", "b", "c")
+    test = opened.source(tmp_path, split="test", **options)
+    assert [example["label"] for example in test.examples([0, 1])] == [0, 2]
+    account = open_source(str(tmp_path), "auto", Options(split="test", **options)).account
+    assert "classes have examples in other splits only: 1 (b)" in str(account)
+
+
+def test_empty_folders_and_classes_that_look_alike_are_named(tmp_path: Path) -> None:
+    alike = ("Cat", "cat", "caf\u00e9", "cafe\u0301")
+    write(tmp_path, *(f"{name}/1.txt" for name in (*alike, "dog")))
+    (tmp_path / "fish").mkdir()
+    account = open_source(str(tmp_path), "auto", Options()).account
+    assert "left out, without files: 1 (fish)" in str(account)
+    assert "differ from others only in case, spaces or Unicode form, a guess: 4" in str(account)

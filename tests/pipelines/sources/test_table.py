@@ -107,11 +107,7 @@ def test_parquet_by_its_first_bytes(tmp_path: Path) -> None:
             {},
             r"empty cells in column 'seen', row 3 below the header: fill .*--fill seen=VALUE",
         ),
-        (
-            "a,b\n1,x\n,\n3,NA\n",
-            {},
-            "row 2 below the header: fill",
-        ),
+        ("a,b\n1,x\n,\n3,NA\n", {}, "row 2 below the header: fill"),
         (CSV, {"fill": ("sen=x",)}, r"--fill: expected one of \['age', 'height'.*got 'sen'"),
         (
             CSV,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ def column(path: Path, **options: Any) -> tuple[list[Any], str]:
         ("a,b\n$1.50,x\n$2,y\n", [1.5, 2], "number: .*currency signs removed .*guess"),
         ("a,b\n\u22121.5,x\n2,y\n", [-1.5, 2], "number"),
         ("a,b\n03/04/2020,x\n", ["03/04/2020"], "text: dates in another form .*--column.*guess"),
+        ("a\n2020-01-02T03Z\n2020-01-02T03\n", ["2020-01-02T03Z", "2020-01-02T03"], "text: dates"),
         ("a,b\n9007199254740993,x\n1.5,y\n", ["9007199254740993", "1.5"], "text: .* 53 bits"),
         ("a,b\n2020-01-02,x\n", ["2020-01-02"], "date: all cells are ISO 8601"),
         ("a,b\nNA,1\n,2\nDE,3\n", ["NA", "", "DE"], "text: .*1 empty cells, 1 without .*'NA'"),
@@ -125,6 +127,11 @@ def test_parts_are_one_table(tmp_path: Path) -> None:
         (tmp_path / folder / "part.csv").write_text(text)
     rows = opened.examples(opened.source(tmp_path))
     assert [[*row.values()] for row in rows] == [[b"y", 2.5, b"big dog"], [b"x", 1, b"cat"]]
+    (tmp_path / "c" / "month=07").mkdir(parents=True)
+    for cell, problem in (("7", None), ("8", "in a folder month=07, and has other values")):
+        (tmp_path / "c" / "month=07" / "part.csv").write_text(f"a,month\n1,{cell}\n")
+        with pytest.raises(DataError, match=problem) if problem else contextlib.nullcontext():
+            opened.source(tmp_path / "c")
 
 
 def test_types_of_parquet_and_pandas(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pipelines.format import record_file
 from pipelines.format.examples import decode, encode
 from pipelines.verify import main
 from pipelines.verify import verify as verify_folder
-from pipelines.writing.publish import ShardWriter
+from pipelines.writing import ShardWriter
 from tests.support import by_hand, pictures
 
 FEATURES = (

@@ -9,13 +9,19 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tests.processes import chief_callbacks
 from tests.strategies.sharded import scenarios
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 from tests.support.training import FIT, TOLERANCE, assert_close, momentum
+from tfdist.replica.scope import Scope, layer_inputs_noted
+from tfdist.strategies.sharded import parameter_gather
+from tfdist.strategies.sharded.division import OverDevices
 from tfdist.trainer import Trainer
+from tfdist.upstream.keras_variables import divide
+from tfdist.upstream.tensorflow_graphs import Dependencies
 
 pytestmark = [
     needs_horovod,
@@ -96,3 +102,71 @@ def test_callbacks_of_rank_0_read_and_restore(found: dict[str, Any]) -> None:
     )
     np.testing.assert_array_equal(*of_callbacks["resumed"])
     np.testing.assert_allclose(of_callbacks["resumed"][0], third, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+# ---- gathering parameters ----
+
+
+_UNITS, _NUM_LAYERS = 4, 12
+_LAYER_BYTES = 4 * (_UNITS * _UNITS + _UNITS)
+
+
+@pytest.fixture
+def gathers(monkeypatch: pytest.MonkeyPatch) -> list[list[tf.Tensor]]:
+    """Notes the tensors of each bucket that is gathered."""
+    results: list[list[tf.Tensor]] = []
+    together = parameter_gather.joined_together
+
+    def join(*args: Any) -> list[tf.Tensor]:
+        results.append([tf.identity(whole) for whole in together(*args)])
+        return results[-1]
+
+    monkeypatch.setattr(parameter_gather, "joined_together", join)
+    return results
+
+
+def _trace(bucket_bytes: int) -> tf.Graph:
+    """Traces forward and backward pass of a network whose weights are sharded."""
+    dense = [keras.layers.Dense(_UNITS, "tanh") for _ in range(_NUM_LAYERS)]
+    model = keras.Sequential([keras.Input((_UNITS,)), *dense])
+    for variable in model.trainable_variables:
+        divide(variable, OverDevices(2), ["CPU:0", "CPU:0"], keep_whole=False)
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
+        with Scope([], bucket_bytes=bucket_bytes) as scope, layer_inputs_noted():
+            with scope.recorded() as tape:
+                loss = tf.reduce_sum(model(x))
+            return scope.gradients(
+                lambda sources: tape.gradient(loss, sources), model.trainable_variables
+            )
+
+    return step.get_concrete_function(tf.TensorSpec([3, _UNITS])).graph
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_at_most_three_buckets_are_whole(num_layers: int, gathers: list[list[tf.Tensor]]) -> None:
+    operations = Dependencies(_trace(num_layers * _LAYER_BYTES))
+    num_forward = _NUM_LAYERS // num_layers
+    # The backward pass reads no biases. It still has two buckets, and needs no first kernel.
+    assert [len(bucket) for bucket in gathers[:num_forward]] == [2 * num_layers] * num_forward
+    assert len(gathers) > num_forward
+    uses = [set().union(*map(_uses, bucket)) for bucket in gathers]
+    for use in set().union(*uses):
+        before = operations.needed([use], set()) - {use}
+        whole = [
+            bucket
+            for bucket, own in zip(gathers, uses, strict=True)
+            # It may begin before this use has ended, and it may have to wait for others.
+            if use not in operations.needed([tensor.op for tensor in bucket], set())
+            and not own <= before
+        ]
+        assert len(whole) <= 3
+
+
+def _uses(tensor: tf.Tensor) -> set[tf.Operation]:
+    """Returns the operations that compute with a tensor or a copy of it."""
+    results = set()
+    for use in tensor.consumers():
+        results |= _uses(use.outputs[0]) if use.type == "Identity" else {use}
+    return results

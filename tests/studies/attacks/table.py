@@ -29,7 +29,7 @@ class Row(NamedTuple):
 TESTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "the loss becomes NaN": (
         "a warning or an error that names step and weight",
-        ("tests/loops/test_non_finite.py",),
+        ("tests/loops/test_observers.py",),
     ),
     "all checkpoints are damaged": (
         "an error that names them; nothing is overwritten",
@@ -75,11 +75,7 @@ def of_workers(strategy: str) -> Iterator[Row]:
 
 
 def of_tests(folder: Path) -> Iterator[Row]:
-    """Yields the attacks that other tests make.
-
-    Args:
-        folder: For the report of pytest.
-    """
+    """Yields the attacks that other tests make."""
     for attack, (expected, tests) in TESTS.items():
         passed, seen = _outcome(tests, folder / "report.xml")
         yield Row(attack, expected, seen, passed)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.studies.attacks import table
-from tests.support.packages import needs_horovod
+from tests.support.commands import needs_horovod
 
 
 @pytest.mark.processes

@@ -38,13 +38,7 @@ PHASES = ("start-up", "step", "save", "evaluation")
 
 
 def draw(random: np.random.Generator, num_workers: int, saves: bool) -> Moment:
-    """Returns a random moment: phases, ranks and counts are uniformly distributed.
-
-    Args:
-        random: The generator.
-        num_workers: Number of processes.
-        saves: Whether all of them write checkpoints.
-    """
+    """Returns a random moment: phases, ranks and counts are uniformly distributed."""
     phase = PHASES[random.integers(len(PHASES))]
     rank = int(random.integers(num_workers))
     if phase == "start-up":
@@ -85,15 +79,7 @@ def attempt(
 
 
 def run(strategy: str, seed: int, num_kills: int, folder: Path, reference: Path) -> dict[str, Any]:
-    """Kills a training run several times, completes it, and compares the results.
-
-    Args:
-        strategy: Name of the strategy.
-        seed: Seed of the moments.
-        num_kills: Maximum number of kills; training may complete earlier.
-        folder: Folder of its files.
-        reference: Folder of the same training without kills.
-    """
+    """Kills a training run several times, completes it, and compares the results."""
     random, began = np.random.default_rng([seed, *strategy.encode()]), time.monotonic()
     moments = []
     sizes = itertools.cycle(STRATEGIES[strategy][0])

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from tests.studies.faults.forks import Forked, Moment, Report
-from tfdist.checkpoint.bucket_store import store_at
 from tfdist.checkpoint.lock import lock_of
 from tfdist.checkpoint.snapshot import Packed
-from tfdist.checkpoint.store import Place
+from tfdist.checkpoint.store import Place, store_at
 
 #: Sizes of the arrays in a save.
 SIZES = (10, 1000, 200_000)

@@ -21,11 +21,6 @@ from tfdist.trainer import Trainer
 def run(seconds: float, folder: Path, strategy: str = "mirrored") -> dict[str, Any]:
     """Trains repeatedly, each time resuming from a checkpoint after half of the training.
 
-    Args:
-        seconds: Duration.
-        folder: Folder of the checkpoints.
-        strategy: Name of the strategy.
-
     Returns:
         The number of rounds, and for each resource its last value and its slope per round over the
         second half of the rounds.

@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.studies.gpu import runner
-from tests.studies.gpu.checks import CHECKS
-from tests.studies.gpu.host import Host
+from tests.studies.gpu.checks import CHECKS, Host
 from tests.support import ROOT
 
 

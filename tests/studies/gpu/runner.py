@@ -17,8 +17,7 @@ from typing import Any
 
 from rich.table import Table
 
-from tests.studies.gpu.checks import Check
-from tests.studies.gpu.host import Host
+from tests.studies.gpu.checks import Check, Host
 from tests.support import ROOT
 
 _COLORS = {"passed": "green", "failed": "red", "timed out": "magenta", "skipped": "yellow"}
@@ -46,14 +45,7 @@ class Result:
 
 
 def run(check: Check, host: Host, logs: Path, has_horovod: bool) -> Result:
-    """Runs a check.
-
-    Args:
-        check: The check.
-        host: The devices that it runs on.
-        logs: Folder for its output, `NAME.log`.
-        has_horovod: As in `Check.reason_to_skip`.
-    """
+    """Runs a check."""
     if reason := check.reason_to_skip(host, has_horovod):
         return Result(check.name, check.title, "skipped", reason)
     logs.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from tests.studies.gpu import __main__ as command
 from tests.studies.gpu import runner
-from tests.studies.gpu.checks import CHECKS, Check
-from tests.studies.gpu.host import Host
+from tests.studies.gpu.checks import CHECKS, Check, Host
 from tfdist.cluster import gpus
 
 

@@ -72,8 +72,7 @@ def _run(files: list[str], arguments: argparse.Namespace) -> dict:
 
 
 def _report(outcomes: dict, everything: bool) -> int:
-    from tests.studies.keras_suite.known import reason_of
-    from tests.studies.keras_suite.outcomes import FAILED, NOT_APPLICABLE
+    from tests.studies.keras_suite.outcomes import FAILED, NOT_APPLICABLE, reason_of
 
     counts = collections.Counter(outcome.status for outcome in outcomes.values())
     num_unknown = 0

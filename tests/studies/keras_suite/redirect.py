@@ -33,10 +33,6 @@ class _AnyModel(metaclass=_MixedIn):
 class Redirect:
     """A context in which each model trains with its own cached Trainer.
 
-    Args:
-        strategy: A strategy whose replicas share the variables of an existing model.
-        num_replicas: Number of replicas.
-
     Attributes:
         calls: Number of redirected calls so far.
     """

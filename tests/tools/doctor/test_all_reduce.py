@@ -8,29 +8,29 @@ import pytest
 
 from tfdist.cluster import membership
 from tfdist.groups import traffic
-from tfdist.tools.doctor import all_reduce
-from tfdist.tools.install_horovod import versions
+from tfdist.tools.doctor import processes
+from tfdist.tools.install_horovod import requirements
 
 
 def test_each_size_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_reduce, "SIZES", (1, 2))
-    names = [check.name for check in all_reduce.checks()]
+    monkeypatch.setattr(processes, "SIZES", (1, 2))
+    names = [check.name for check in processes.all_reduce_checks()]
     assert names == ["mirrored x2, 1 MB", "mirrored x2, 2 MB"]
 
 
 def test_wrong_sum_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(all_reduce, "SIZES", (1,))
+    monkeypatch.setattr(processes, "SIZES", (1,))
     monkeypatch.setattr(traffic, "measure_all_reduce", lambda *_: (1.0, 1.0))
-    (check,) = all_reduce.checks()
+    (check,) = processes.all_reduce_checks()
     assert check.state == "wrong"
     assert check.value == "wrong result: the sum of 2 ones is 1.0"
 
 
 def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory: Any = all_reduce.psutil.virtual_memory()._replace(available=10**8)
-    monkeypatch.setattr(all_reduce.psutil, "virtual_memory", lambda: memory)
+    memory: Any = processes.psutil.virtual_memory()._replace(available=10**8)
+    monkeypatch.setattr(processes.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(traffic, "measure_all_reduce", lambda *_: (1.0, 2.0))
-    names = [check.name for check in all_reduce.checks()]
+    names = [check.name for check in processes.all_reduce_checks()]
     assert names == ["mirrored x2, 1 MB", "mirrored x2, 4 MB"]
 
 
@@ -51,9 +51,9 @@ def test_detects_workers_started_by_horovod(
     started: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(versions, "horovod", lambda: horovod)
+    monkeypatch.setattr(requirements, "horovod_version", lambda: horovod)
     monkeypatch.setattr(membership, "_discovered", membership.discover)  # again
     monkeypatch.setattr(membership, "_in_use", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert all_reduce.started_by_horovod() == started
+    assert processes.started_by_horovod() == started

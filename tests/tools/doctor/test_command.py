@@ -16,7 +16,7 @@ FAILED = Check("port", "in [use]", "wrong", "end the other")
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs only the host's checks, which pass."""
-    monkeypatch.setattr(doctor, "GROUPS", {"host": "host"})
+    monkeypatch.setattr(doctor, "GROUPS", {"host": ("host", "checks")})
     monkeypatch.setattr(host, "checks", lambda: [Check("cores", "2")])
 
 

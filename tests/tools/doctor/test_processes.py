@@ -10,7 +10,7 @@ import pytest
 from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.tools.doctor import host, processes
 from tfdist.tools.doctor.report import Check
-from tfdist.tools.install_horovod import cuda, versions
+from tfdist.tools.install_horovod import requirements
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -25,8 +25,8 @@ def horovod(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     package.tensorflow = module  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "horovod", package)
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", module)
-    monkeypatch.setattr(versions, "horovod", lambda: versions.HOROVOD)
-    monkeypatch.setattr(versions, "horovod_fits", lambda: True)
+    monkeypatch.setattr(requirements, "horovod_version", lambda: requirements.HOROVOD)
+    monkeypatch.setattr(requirements, "horovod_fits", lambda: True)
     return module
 
 
@@ -46,16 +46,16 @@ def test_mpi4py_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_missing_horovod_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "horovod", lambda: None)
+    monkeypatch.setattr(requirements, "horovod_version", lambda: None)
     (check,) = processes._horovod(OPEN_MPI)
     assert check.state == "missing"
     assert check.fix.endswith(" -m tfdist install_horovod")
 
 
 def test_horovod_of_another_tensorflow_is_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "horovod", lambda: versions.HOROVOD)
-    monkeypatch.setattr(versions, "horovod_was_built_for", lambda: "2.20.0")
-    monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.0")
+    monkeypatch.setattr(requirements, "horovod_version", lambda: requirements.HOROVOD)
+    monkeypatch.setattr(requirements, "horovod_was_built_for", lambda: "2.20.0")
+    monkeypatch.setattr(requirements, "tensorflow_version", lambda: "2.21.0")
     (check,) = processes._horovod(OPEN_MPI)
     assert check.state == "wrong"
     assert "built against TensorFlow 2.20.0, not 2.21.0" in check.value
@@ -85,7 +85,7 @@ def test_horovod_without_nccl_on_gpus_names_what_its_build_needs(
     from tests.support import gpus  # imports TensorFlow, which the other tests do not need
 
     gpus.install(monkeypatch, 2, None)
-    monkeypatch.setattr(cuda, "missing", lambda wanted: absent)
+    monkeypatch.setattr(requirements, "missing_for_gpu", lambda wanted: absent)
     results = {check.name: check for check in processes._horovod(OPEN_MPI)}
     check = results["Horovod's operations"]
     assert check.state == "missing"

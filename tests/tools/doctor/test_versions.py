@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from tfdist.tools.doctor import versions
+from tfdist.tools.doctor import host
 from tfdist.tools.doctor.report import Check
 
 NEEDED = ["numpy>=2,<3", "keras>=3.15,<3.16", "somelib>=1", "torch>=2; extra == 'others'"]
@@ -25,7 +25,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lines() -> dict[str, Check]:
-    return {check.name: check for check in versions.checks()}
+    return {check.name: check for check in host.library_checks()}
 
 
 def test_compatible_versions_pass() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import __main__, build, cuda, tools, versions
+from tfdist.tools.install_horovod import __main__, build, requirements
 
 OPEN_MPI = Mpi("Open MPI", "4.1.4", "/usr/bin/mpirun", "/usr/bin/mpicxx")
 
@@ -28,12 +28,12 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "wheel", wheel)
-    monkeypatch.setattr(tools, "check_compiler", lambda: None)
-    monkeypatch.setattr(cuda, "check", lambda: None)
-    monkeypatch.setattr(tools, "choose_mpi", lambda _: OPEN_MPI)
-    monkeypatch.setattr(tools, "pip", lambda *_: None)
-    monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.0")
-    monkeypatch.setattr(versions, "horovod_fits", lambda: False)
+    monkeypatch.setattr(requirements, "check_compiler", lambda: None)
+    monkeypatch.setattr(requirements, "check_gpu", lambda: None)
+    monkeypatch.setattr(requirements, "choose_mpi", lambda _: OPEN_MPI)
+    monkeypatch.setattr(requirements, "pip", lambda *_: None)
+    monkeypatch.setattr(requirements, "tensorflow_version", lambda: "2.21.0")
+    monkeypatch.setattr(requirements, "horovod_fits", lambda: False)
     return folders
 
 
@@ -49,7 +49,7 @@ def test_each_tensorflow_has_its_own_wheel(
     builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     __main__.install()
-    monkeypatch.setattr(versions, "tensorflow", lambda: "2.21.1")
+    monkeypatch.setattr(requirements, "tensorflow_version", lambda: "2.21.1")
     __main__.install()
     assert len(set(builds)) == 2
 
@@ -67,7 +67,7 @@ def test_each_mpi_has_its_own_wheel(
     other: Mpi | None, builds: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     __main__.install()
-    monkeypatch.setattr(tools, "choose_mpi", lambda _: other)
+    monkeypatch.setattr(requirements, "choose_mpi", lambda _: other)
     __main__.install()
     assert len(set(builds)) == 2
 
@@ -84,7 +84,7 @@ def test_build_variables_have_their_own_wheel(
 def test_compatible_installation_is_kept(
     builds: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(versions, "horovod_fits", lambda: True)
+    monkeypatch.setattr(requirements, "horovod_fits", lambda: True)
     __main__.install()
     assert not builds
     assert "already installed" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_compatible_installation_is_kept(
 
 @pytest.mark.usefixtures("builds")
 def test_missing_tensorflow_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "tensorflow", lambda: None)
+    monkeypatch.setattr(requirements, "tensorflow_version", lambda: None)
     with pytest.raises(InstallError, match="pip install tensorflow"):
         __main__.install()
 

@@ -97,16 +97,7 @@ def _horovod(network: str, workers: int, efficiency: float) -> Row:
 
 
 def _servers(network: str, hosts: int, servers: int, batch: int, one: float, images: float) -> Row:
-    """A row of TensorFlow's page: the hosts exchange gradients, each with 8 GPUs.
-
-    Args:
-        network: Name of the network.
-        hosts: Number of hosts.
-        servers: Number of parameter servers.
-        batch: Images of a GPU.
-        one: Images per second of one host.
-        images: Images per second of all hosts.
-    """
+    """A row of TensorFlow's page: the hosts exchange gradients, each with 8 GPUs."""
     wires = Wires(_link(10, 0.0), Link(12e9, 0.0), num_servers=servers)
     seconds = 8 * batch / one
     efficiency = images / (hosts * one)

@@ -236,6 +236,5 @@ class Volcano:
 
 
 def _of_hosts(name: str, hosts: Sequence[str], rank: int) -> Cluster:
-    """Returns a cluster with a process on each host."""
     master = joined(hosts[0], DEFAULT_PORT) if hosts and hosts[0] else ""
     return Cluster(name, rank, max(len(hosts), 1), master=master)

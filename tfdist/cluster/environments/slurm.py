@@ -58,7 +58,11 @@ class Slurm:
                 f"Slurm: task {rank} runs on {here}, expected {expected}. Start the workers with "
                 "srun --distribution=block."
             )
-        addresses = _addresses(host_of, _first_port(environ))
+        # Interactive steps have a number beyond all others.
+        step = environ.get("SLURM_STEP_ID", "0")
+        job = number(environ, "SLURM_JOB_ID", 0)
+        offset = (job * 16 + (int(step) if step.isdigit() else 0)) * _PORTS_PER_STEP
+        addresses = _addresses(host_of, _FIRST_PORT + offset % (_LAST_PORT - _FIRST_PORT))
         local = local_rank_and_size(addresses, rank) if rank < size else (0, 1)
         return Cluster(self.name, rank, size, *local, addresses)
 
@@ -70,13 +74,6 @@ def _hosts_of_tasks(hosts: list[str], counts: list[int], distribution: str) -> l
     if distribution.startswith("cyclic"):
         slots.sort(key=lambda slot: slot[1])  # round-robin over the nodes
     return [host for host, _ in slots]
-
-
-def _first_port(environ: Environ) -> int:
-    step = environ.get("SLURM_STEP_ID", "0")  # interactive steps have a number beyond all others
-    job = number(environ, "SLURM_JOB_ID", 0)
-    offset = (job * 16 + (int(step) if step.isdigit() else 0)) * _PORTS_PER_STEP
-    return _FIRST_PORT + offset % (_LAST_PORT - _FIRST_PORT)
 
 
 def _addresses(hosts: list[str], port: int) -> tuple[str, ...]:
@@ -132,5 +129,4 @@ def _expand(name: str) -> Iterator[str]:
 
 
 def _first_set(environ: Environ, *names: str) -> str:
-    """Returns the first of the variables that is set, or the last one."""
     return next((name for name in names if name in environ), names[-1])

@@ -113,32 +113,23 @@ def kubernetes(options: Options) -> str:
         "metadata": {"name": options.name},
         "spec": spec(options),
     }
-    documents = [_secret(options), _network_policy(options, str(kind)), job]
-    return _with_comments(yaml.safe_dump_all(documents, sort_keys=False), options, str(kind))
-
-
-def _with_comments(manifests: str, options: Options, kind: str) -> str:
-    """Returns the manifests with comments on lines that the user may have to change."""
-    comments = {f"claimName: {one.claim}": one.comment for one in volumes(options)}
-    if options.image is None:
-        comments[f"image: {_IMAGE}"] = _IMAGE_COMMENT
-    if kind == "trainjob":
-        comments["podSpecOverrides:"] = "Kubeflow Trainer 2.0; podTemplateOverrides in 2.1"
-    lines = []
-    for line in manifests.splitlines():
-        comment = comments.get(line.strip())
-        lines.append(f"{line}  # {comment}" if comment else line)
-    return "\n".join(lines) + "\n"
-
-
-def _secret(options: Options) -> dict[str, Any]:
-    """Returns the Secret of a job, with a new random value."""
-    return {
+    secret = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": options.name},
         "stringData": {SECRET: secrets.token_hex(32)},
     }
+    documents = [secret, _network_policy(options, str(kind)), job]
+    comments = {f"claimName: {one.claim}": one.comment for one in volumes(options)}
+    if options.image is None:
+        comments[f"image: {_IMAGE}"] = _IMAGE_COMMENT
+    if str(kind) == "trainjob":
+        comments["podSpecOverrides:"] = "Kubeflow Trainer 2.0; podTemplateOverrides in 2.1"
+    lines = []
+    for line in yaml.safe_dump_all(documents, sort_keys=False).splitlines():
+        comment = comments.get(line.strip())
+        lines.append(f"{line}  # {comment}" if comment else line)
+    return "\n".join(lines) + "\n"
 
 
 def _network_policy(options: Options, kind: str) -> dict[str, Any]:
@@ -419,11 +410,7 @@ def _data_folder(command: tuple[str, ...]) -> PurePosixPath | None:
 
 
 def _folder(command: tuple[str, ...], field: str, default: PurePosixPath) -> PurePosixPath | None:
-    """Returns the parent of the folder in a field, or the default if unset, or None for a URL.
-
-    Raises:
-        ConfigurationError: The value is a relative path.
-    """
+    """Returns the parent of the folder in a field, or the default if unset, or None for a URL."""
     setting = settings_file.setting(command, field)
     if setting is None:
         return default

@@ -106,7 +106,6 @@ def make_handler() -> Callable[[bytes], bytes | None]:
 
 
 def _call(function: bytes) -> bytes | None:
-    """Calls a pickled function in a worker, and returns its pickled result on rank 0."""
     returned = cloudpickle.loads(function)()
     cluster.end()
     if not cluster.is_chief():

@@ -139,9 +139,6 @@ def _split_command(
     The command follows `--`, or starts with the first word that is neither a flag nor its value,
     as with torchrun. Without a command, the launcher runs `python -m tfdist.train` with all flags
     that are not its own.
-
-    Raises:
-        ConfigurationError: A flag is invalid, or there is no command after `--`.
     """
     with_command = _parser()
     with_command.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -320,11 +317,7 @@ def _add_print_flags(add: Callable[..., Any]) -> None:
 
 
 def _check(options: Options) -> None:
-    """Refuses flags that contradict each other or would have no effect.
-
-    Raises:
-        ConfigurationError: Two flags contradict each other, or one has no effect.
-    """
+    """Refuses flags that contradict each other or would have no effect."""
     slots = sum(options.hosts.values())
     if slots and slots != options.num_workers:
         raise ConfigurationError(

@@ -107,11 +107,7 @@ class Streams:
 
 
 class Child(Protocol):
-    """A process of a group, on this host or another.
-
-    Attributes:
-        process: The command and environment of the process.
-    """
+    """A process of a group, on this host or another."""
 
     process: Process
 
@@ -141,13 +137,7 @@ class Child(Protocol):
 
 
 class LocalChild:
-    """A process of this host.
-
-    Args:
-        process: What to start.
-        environ: Variables of all processes of the group.
-        streams: Where its output goes.
-    """
+    """A process of this host."""
 
     def __init__(self, process: Process, environ: Mapping[str, str], streams: Streams) -> None:
         self.process = process
@@ -364,13 +354,11 @@ class Children:
             received.code = REQUEUE
 
     def _end(self, number: int, seconds: float) -> None:
-        """Sends a signal to the running processes, and waits until they have ended."""
         for child in self._children:
             child.signal(number)
         self._wait_for_all(seconds)
 
     def _wait_for_all(self, seconds: float, children: Sequence[Child] = ()) -> None:
-        """Waits until the given processes have ended; by default, all."""
         deadline = time.monotonic() + seconds
         awaited = children or self._children
         while any(c.running for c in awaited) and time.monotonic() < deadline:

@@ -79,12 +79,7 @@ class Restarts:
         self.failures = self.preemptions = self.total = 0
 
     def allow(self, failure: Failure, counts: bool = True) -> bool:
-        """Counts a failure, and returns whether to restart.
-
-        Args:
-            failure: A failure or preemption.
-            counts: Whether the failure counts towards the limit.
-        """
+        """Counts a failure, and returns whether to restart."""
         if not self._limit or (counts and not failure.preempted and self.failures == self._limit):
             return False
         self.total += 1
@@ -166,21 +161,14 @@ class Elastic:
             self._on_trial, self._excluded = self._excluded, set()
             self._suspect = None
             return True
-        slot = self._slot(failure)
+        named = _NAMED_RANK.match(failure.error_output)
+        rank = int(named[1]) if named else int(failure.name)
+        slot = self.slots[rank] if rank < len(self.slots) else None
         was_on_trial = slot in self._on_trial
         if was_on_trial:
             self._retry_seconds *= 2
-        if was_on_trial or slot == self._suspect:
-            self._exclude(slot)
+        failed_again = was_on_trial or slot == self._suspect
+        if failed_again and slot is not None and len(self.slots) > self._min_workers:
+            self._excluded.add(slot)
         self._suspect, self._on_trial = slot, set()
         return not was_on_trial
-
-    def _exclude(self, slot: int | None) -> None:
-        if slot is not None and len(self.slots) > self._min_workers:
-            self._excluded.add(slot)
-
-    def _slot(self, failure: Failure) -> int | None:
-        """Returns the slot of the worker that failed, or that the others waited for."""
-        named = _NAMED_RANK.match(failure.error_output)
-        rank = int(named[1]) if named else int(failure.name)
-        return self.slots[rank] if rank < len(self.slots) else None

@@ -52,10 +52,6 @@ class WorkerPool:
             disturb measurements. Not for TensorFlow's servers, which treat it as a failure, nor for
             long pauses with Horovod's Gloo, which times out after half a minute.
         shows: The rank whose output is shown; None: no output is shown.
-
-    Attributes:
-        num_workers: Number of workers.
-        processes: The running workers, by rank.
     """
 
     def __init__(
@@ -143,7 +139,6 @@ class WorkerPool:
         self.__exit__(None, None, None)
 
     def _start(self, address: str) -> None:
-        """Starts the processes, and waits until all are ready."""
         deadline = time.monotonic() + _START_SECONDS
         with socket.socket(
             socket.AF_UNIX

@@ -49,11 +49,7 @@ def _serve(arguments: Sequence[str] | None) -> None:
 
 
 def _check_private(addresses: Sequence[str], public: bool) -> None:
-    """Refuses to listen at addresses that the internet may reach.
-
-    Raises:
-        ConfigurationError: One of the addresses is public.
-    """
+    """Refuses to listen at addresses that the internet may reach."""
     reachable = [address for address in addresses if ipaddress.ip_address(address).is_global]
     if not reachable:
         return

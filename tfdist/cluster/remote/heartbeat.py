@@ -55,10 +55,6 @@ class Heartbeat:
     It ends this process with an exit code if a server is lost before `listen` is called, or while a
     call of TensorFlow that waits for the server blocks Python.
 
-    Args:
-        servers: Their addresses.
-        exit_code: The exit code.
-
     Attributes:
         lost: The first server that is lost, or None.
         on_loss: Called once in a thread with that server.

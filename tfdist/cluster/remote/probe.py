@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 #: Time between two questions, and in which an answer has to come.
 _INTERVAL_SECONDS, _ANSWER_SECONDS = 0.5, 5.0
@@ -49,7 +49,7 @@ class Lost(NamedTuple):
         )
 
 
-def answers(server: str) -> bool:
+def answers(server: str, seconds: float = _ANSWER_SECONDS) -> bool:
     """Tells whether a server answers.
 
     Raises:
@@ -58,7 +58,7 @@ def answers(server: str) -> bool:
     try:
         host, _, port = server.rpartition(":")
         endpoint = host.removeprefix("[").removesuffix("]"), int(port)
-        with socket.create_connection(endpoint, _ANSWER_SECONDS) as connection:
+        with socket.create_connection(endpoint, seconds) as connection:
             connection.sendall(_GREETING)
             if not connection.recv(1):
                 raise ConnectionResetError(f"{server} closed the connection")
@@ -107,28 +107,23 @@ def main(parent: int, queue: int, servers: Sequence[str]) -> None:
 
     for server in servers:
         threading.Thread(target=_ask_for_ever, args=(server, on_loss), daemon=True).start()
-    acknowledged = _read_until_end(sys.stdin)
+    acknowledged = threading.Event()
+
+    def read() -> None:
+        for _ in sys.stdin:
+            acknowledged.set()
+        os._exit(0)  # with the parent
+
+    threading.Thread(target=read, daemon=True).start()
     is_known.wait()
     print(lost[0].server, lost[0].reason, sep="\t", flush=True)
     if not acknowledged.wait(_ACKNOWLEDGE_SECONDS):
         print(f"error: {lost[0]}\nProcess {parent} waits for it and is ended.", file=sys.stderr)
         if queue:
-            trigger_exit(queue)
+            # Ends the parent, whose queue's descriptor this process inherited.
+            ctypes.CDLL(None).mq_send(queue, b"exit", ctypes.c_size_t(4), 0)
             time.sleep(_ACKNOWLEDGE_SECONDS)  # this process ends with the parent
         os.kill(parent, signal.SIGKILL)
-
-
-def _read_until_end(pipe: IO[str]) -> threading.Event:
-    """Ends this process with the parent; sets the event when the parent writes a line."""
-    event = threading.Event()
-
-    def read() -> None:
-        for _ in pipe:
-            event.set()
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return event
 
 
 class _SigEvent(ctypes.Structure):
@@ -163,11 +158,6 @@ def native_exit(code: int) -> int | None:
     except AttributeError:  # a C library without them
         return None
     return None if failed else queue
-
-
-def trigger_exit(queue: int) -> None:
-    """Ends the process that prepared the queue, of which this one inherited the descriptor."""
-    ctypes.CDLL(None).mq_send(queue, b"exit", ctypes.c_size_t(4), 0)
 
 
 if __name__ == "__main__":

@@ -38,9 +38,6 @@ class Heartbeat:
         hosts: Addresses at which other workers reach this host.
         on_gpus: Whether this worker uses GPUs, whose kernels may take long to compile.
         listen_at: Address at which rank 0 listens; empty: all interfaces.
-
-    Attributes:
-        status: The progress of this worker.
     """
 
     def __init__(
@@ -113,7 +110,6 @@ def _key(token: str) -> bytes:
 
 
 def _listener(host: str) -> socket.socket:
-    """Returns a listening socket on a free port."""
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, 0), family=family)
@@ -140,7 +136,6 @@ class _BatchingSelector(selectors.DefaultSelector):
     """Waits before it polls, to handle messages of many workers at once, with fewer wake-ups."""
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
-        """Returns the events; see `selectors.BaseSelector.select`."""
         delay = _BATCH_SECONDS if timeout is None else min(timeout, _BATCH_SECONDS)
         if delay > 0:
             time.sleep(delay)

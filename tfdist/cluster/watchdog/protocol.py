@@ -104,13 +104,6 @@ class _Lines(asyncio.BufferedProtocol):
 class Coordinator:
     """Rank 0: receives the reports of all workers, evaluates them, and sends the verdict.
 
-    Args:
-        status: Status of this process.
-        size: Number of workers.
-        listener: The socket that the other workers connect to.
-        key: The secret key of this run.
-        on_verdict: Called with a verdict after it has been sent to the other workers.
-
     Attributes:
         received: Bytes received from workers.
         sent: Bytes sent to workers.

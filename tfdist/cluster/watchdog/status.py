@@ -173,12 +173,6 @@ class Clock:
 class Status:
     """The progress of this worker: written by the trainer, read by the reporting thread.
 
-    Args:
-        rank: Its rank.
-        on_gpus: Whether it uses GPUs.
-        size: Number of workers.
-        host: Name of its host; empty: the name of this host.
-
     Attributes:
         seconds: Maximum time without progress of any worker.
         clock: The clock for all reported times.

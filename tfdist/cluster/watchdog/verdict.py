@@ -32,10 +32,6 @@ def verdict(reports: Sequence[Report], seconds: float) -> str | None:
     """Returns why the workers cannot continue, or None if they may.
 
     Takes O(workers) time; the text has at most 40 lines.
-
-    Args:
-        reports: One for each worker, in any order.
-        seconds: Maximum time without progress of any worker.
     """
     call = max((r.num_calls for r in reports if r.state is State.RUNNING), default=None)
     if call is None:
@@ -56,12 +52,6 @@ def verdict_on_rank_0(rank_0: Report, own: Report, seconds: float, size: int) ->
     """Returns why this worker cannot continue because of rank 0, or None if it may.
 
     Rank 0 evaluates all workers and sends its verdict. The others only check rank 0.
-
-    Args:
-        rank_0: The latest report of rank 0.
-        own: This worker's report.
-        seconds: Maximum time without progress of any worker.
-        size: Number of workers.
     """
     if own.state is not State.RUNNING:
         return None
@@ -185,10 +175,6 @@ def table(reports: Sequence[Report], culprits: Collection[int] = ()) -> list[str
     """Returns a line for each worker.
 
     For many workers, it returns a line for each host with failed workers and summarizes the others.
-
-    Args:
-        reports: One for each worker.
-        culprits: Ranks of the failed workers.
     """
     reports = sorted(reports, key=lambda r: r.rank)
     if len(reports) <= _MAX_LINES:

@@ -36,9 +36,6 @@ class Watchdog:
         seconds: Maximum time without progress of any worker; 0 turns the watchdog off. Workers that
             died or do not respond are detected sooner. Must be the same on every worker.
 
-    Attributes:
-        seconds: As passed; may be changed between two trainer calls.
-
     Raises:
         ConfigurationError: `seconds` is negative.
     """

@@ -275,11 +275,7 @@ def keras_application(
 
 
 def _function(name: str) -> Any:
-    """Returns the function of `keras.applications` with this name.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """Returns the function of `keras.applications` with this name."""
     names = [n for n, f in vars(keras.applications).items() if inspect.isfunction(f)]
     if name not in names:
         raise ConfigurationError(

@@ -101,9 +101,6 @@ def block(
         dropout: Dropout rate of the attention weights and of both residual branches.
         epsilon: Epsilon of the layer normalizations.
         dtype_policy: Name of the Keras dtype policy of all layers; None: the global policy.
-
-    Returns:
-        Tokens of the same shape.
     """
     width = x.shape[-1]
     attention = layers.MultiHeadAttention(

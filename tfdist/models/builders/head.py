@@ -25,13 +25,7 @@ def dtype(dtype_policy: str | None) -> str:
 def pixels(
     input_shape: Sequence[int], scale: float | None, dtype_policy: str | None
 ) -> tuple[keras.KerasTensor, keras.KerasTensor]:
-    """Returns a model's input `(batch, *input_shape)`, and the input multiplied by `scale`.
-
-    Args:
-        input_shape: Shape of one image: height, width, channels.
-        scale: Factor for the images; None: they are not scaled.
-        dtype_policy: Name of the Keras dtype policy of the scaling; None: the global policy.
-    """
+    """Returns a model's input `(batch, *input_shape)`, and the input multiplied by `scale`."""
     inputs = keras.Input(input_shape)
     if scale is None:
         return inputs, inputs

@@ -92,7 +92,6 @@ def constant(op: Any, values: Values) -> Dependence:
 
 
 def _filled_alike(value: Dependence, constant: Dependence) -> Dependence:
-    """Returns the class of a constant with the shape of another tensor."""
     if value.kind is Kind.ROWS:
         return replace(value, power=0)
     return constant if value.kind in (Kind.FREE, Kind.SUMMED) else worst([value]) or UNKNOWN

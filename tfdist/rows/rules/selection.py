@@ -28,7 +28,6 @@ from tfdist.upstream.tensorflow_graphs import constant_value
 
 
 def _sliced(op: Any, values: Values) -> Dependence:
-    """`Slice`."""
     value, begins, lengths = values[0], *(constant_value(t) for t in list(op.inputs)[1:])
     if value.kind is Kind.SHAPE:
         if begins is None or lengths is None:
@@ -271,7 +270,6 @@ def _list_stacked(op: Any, values: Values) -> Dependence:
 
 
 def _list_of(op: Any, values: Values) -> Dependence:
-    """`TensorListFromTensor`."""
     value = values[0]
     if value.kind is Kind.ROWS:
         if value.axis == 0 and (value.power or value.factor is None or not value.is_row_wise):

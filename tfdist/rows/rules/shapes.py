@@ -115,26 +115,25 @@ def _concatenated(op: Any, values: Values) -> Dependence:
         return Dependence(Kind.SHAPE, parts=tuple(v for part in known_parts for v in part))
     of_rows = {value.axis for value in classes if value.kind is Kind.ROWS}
     if axis is not None and rank is not None and of_rows == {int(axis) % rank}:
-        return _in_segments(classes)
+        if (bad := worst(classes)) is not None:
+            return bad
+        if not all(value.kind is Kind.ROWS for value in classes):
+            return MIXED  # with a fixed number of other entries
+        factors = [value.factor for value in classes if value.factor is not None]
+        if (
+            len(classes) == 1
+            or len(factors) < len(classes)
+            or any(value.power for value in classes)
+        ):
+            return classes[0] if len(classes) == 1 else UNKNOWN
+        segments = list[Dependence]()
+        for value in classes:
+            segments += value.parts if value.parts not in ((), DRAWN) else [rows(0, value.factor)]
+        return replace(classes[0], factor=sum(factors), parts=tuple(segments))
     total = dependence.added(tensors, classes, op.outputs[0])
     if total.kind is Kind.ROWS and (axis is None or rank is None):
         return UNKNOWN
     return without_factor(total)
-
-
-def _in_segments(classes: Sequence[Dependence]) -> Dependence:
-    """Returns the class of a concatenation along the axis of the rows."""
-    if (bad := worst(classes)) is not None:
-        return bad
-    if not all(value.kind is Kind.ROWS for value in classes):
-        return MIXED  # with a fixed number of other entries
-    factors = [value.factor for value in classes if value.factor is not None]
-    if len(classes) == 1 or len(factors) < len(classes) or any(value.power for value in classes):
-        return classes[0] if len(classes) == 1 else UNKNOWN
-    segments = list[Dependence]()
-    for value in classes:
-        segments += value.parts if value.parts not in ((), DRAWN) else [rows(0, value.factor)]
-    return replace(classes[0], factor=sum(factors), parts=tuple(segments))
 
 
 def _split(op: Any, values: Values) -> Dependence | list[Dependence]:
@@ -214,13 +213,7 @@ def _reshaped(op: Any, values: Values) -> Dependence:
 
 
 def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependence]) -> bool:
-    """Returns whether a reshape changes only the axis of the rows and those behind it.
-
-    Args:
-        tensor: The tensor.
-        value: Its class.
-        parts: The classes of its new lengths.
-    """
+    """Returns whether a reshape changes only the axis of the rows and those behind it."""
     axis = value.axis
     if not axis or value.parts not in ((), DRAWN) or len(parts) <= axis:
         return False
@@ -240,13 +233,7 @@ def _keeps_axes_before(tensor: Any, value: Dependence, parts: Sequence[Dependenc
 
 
 def _block(entry: tf.TensorShape, new: tf.TensorShape, value: Dependence) -> int | None:
-    """Returns how many leading entries of a reshaped tensor a row has, if that is known.
-
-    Args:
-        entry: Shape of the entries before.
-        new: Shape of the entries after.
-        value: Class of the tensor before.
-    """
+    """Returns how many leading entries of a reshaped tensor a row has, if that is known."""
     if value.factor is None or not (entry.is_fully_defined() and new.is_fully_defined()):
         return None
     per_row, per_entry = math.prod(entry) * value.factor, math.prod(new)

@@ -71,12 +71,7 @@ def _number(option: str, value: Any, default: int) -> int:
 
 
 def _join(cluster: Cluster) -> dict[str, list[str]]:
-    """Runs this process's task, and returns the cluster's addresses if it is the chief.
-
-    Raises:
-        ClusterError: The cluster lacks a task.
-        SystemExit: The task is not the chief's, and the chief is done.
-    """
+    """Runs this process's task, and returns the cluster's addresses if it is the chief."""
     tasks = cluster.tasks()
     if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
         raise ClusterError(
@@ -92,9 +87,6 @@ def _join(cluster: Cluster) -> dict[str, list[str]]:
 
 def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrategy:
     """Connects this process to a cluster as its chief.
-
-    Args:
-        tasks: Addresses of `"chief"`, `"worker"` and `"ps"`.
 
     Raises:
         ConfigurationError: This process is connected to another cluster.
@@ -178,10 +170,6 @@ def server_options(cluster: Cluster, num_gpus: int) -> tf.compat.v1.ConfigProto:
 
     A worker computes on one GPU. Workers of one host take different ones, as far as there are
     enough; servers take none.
-
-    Args:
-        cluster: As this process sees it.
-        num_gpus: GPUs that this process sees.
     """
     if cluster.task != "worker" or not num_gpus:
         return tf.compat.v1.ConfigProto(device_count={"GPU": 0})
@@ -206,11 +194,7 @@ def _noted(*numbers: signal.Signals) -> list[int]:
 
 @counted()
 def _wait_for(addresses: Sequence[str]) -> None:
-    """Waits until a process listens at each address.
-
-    Raises:
-        ClusterError: At one of them there is none in time.
-    """
+    """Waits until a process listens at each address."""
     deadline = time.monotonic() + RENDEZVOUS_SECONDS
     while silent := [address for address in addresses if not _answers(address)]:
         if time.monotonic() > deadline:
@@ -222,7 +206,6 @@ def _wait_for(addresses: Sequence[str]) -> None:
 
 
 def _answers(address: str) -> bool:
-    """Returns whether a process listens at an address."""
     try:
         with socket.create_connection(split(address), timeout=CHIEF_GONE_SECONDS / 2):
             return True

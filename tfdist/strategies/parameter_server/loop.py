@@ -68,12 +68,7 @@ class Ledger:
         return self._updates.read_value()
 
     def note(self, rows: tf.Tensor, seen: tf.Tensor) -> tf.Tensor:
-        """Records an update; returns a tensor that is ready when it is recorded.
-
-        Args:
-            rows: Rows of its batch.
-            seen: The number of updates when its weights were read.
-        """
+        """Records an update; returns a tensor that is ready when it is recorded."""
         staleness = tf.clip_by_value(_count(self._updates) - seen, 0, MOST_STALENESS)
         one = tf.IndexedSlices(tf.constant([1], tf.int64), staleness[tf.newaxis])
         with tf.control_dependencies([self._rows.assign_add(tf.cast(rows, tf.int64))]):
@@ -104,15 +99,7 @@ def _count(variable: tf.Variable) -> tf.Tensor:
 
 
 class AsynchronousFeed(Feed):
-    """Global batches that each go to any worker that is free.
-
-    Args:
-        devices: As for `Feed`.
-        group: As for `Feed`.
-        ledger: Counts the steps.
-        coordinator: Sends closures to workers, and again if a worker dies.
-        num_workers: The number of workers.
-    """
+    """Global batches that each go to any worker that is free."""
 
     def __init__(
         self,
@@ -140,15 +127,7 @@ def asynchronous(
     coordinator: tf.distribute.coordinator.ClusterCoordinator,
     num_workers: int,
 ) -> LoopFn:
-    """Returns a loop of steps, each made by any worker that is free.
-
-    Args:
-        receive: Makes a global batch from what the iterator yields.
-        step: The step to repeat.
-        ledger: Counts the steps.
-        coordinator: Sends closures to workers, and again if a worker dies.
-        num_workers: The number of workers.
-    """
+    """Returns a loop of steps, each made by any worker that is free."""
     closure = tf.function(_Closure(receive, step, ledger), autograph=False)
     logs = tf.function(step.logs, autograph=False)
 

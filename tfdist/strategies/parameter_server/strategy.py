@@ -140,13 +140,7 @@ class ParameterServer(Strategy):
 
 
 class ServedVariables(VariableLayout):
-    """Each variable on one parameter server, in turn.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        num_servers: The number of servers.
-        writes_alone: As for `VariableLayout`.
-    """
+    """Each variable on one parameter server, in turn."""
 
     are_local = False
 

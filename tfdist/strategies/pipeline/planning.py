@@ -91,10 +91,6 @@ def layer_names(cut_at: str | Sequence[str] | None) -> list[str]:
 def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
     """Returns the number of stages that the options ask for, if they do.
 
-    Args:
-        stages: As for `Pipeline`.
-        cut_at: Names of layers.
-
     Raises:
         ConfigurationError: A number is invalid, or the options contradict each other.
     """
@@ -110,12 +106,6 @@ def requested_stages(stages: int | None, cut_at: Sequence[str]) -> int | None:
 
 def stages_on(num_devices: int, stages: int | None, micro_batches: int, order: str) -> int:
     """Returns the number of stages on a number of devices.
-
-    Args:
-        num_devices: The number of devices.
-        stages: The number that the options ask for, if they do.
-        micro_batches: As for `Pipeline`.
-        order: As for `Pipeline`.
 
     Raises:
         ConfigurationError: The numbers do not match.
@@ -240,11 +230,7 @@ def _has_gradient(leaf: Any) -> bool:
 
 
 def _random_rows(spec: keras.KerasTensor, num_rows: int) -> tf.Tensor:
-    """Returns rows for a model's input: random floats, integer zeros, or empty strings.
-
-    Raises:
-        ConfigurationError: The shape of the input is not fully known.
-    """
+    """Returns rows for a model's input: random floats, integer zeros, or empty strings."""
     shape = [num_rows, *spec.shape[1:]]
     if None in shape:
         raise ConfigurationError(
@@ -268,15 +254,7 @@ def describe(
     num_micro_batches: int,
     order: str,
 ) -> dict[str, str]:
-    """Returns the rows of the start-up table about stages, micro-batches and bubble.
-
-    Args:
-        stages: The stages of the model; None: the shapes of the data are not known yet.
-        devices: The devices, which take the stages in turns.
-        num_stages: The number of stages.
-        num_micro_batches: Micro-batches per batch.
-        order: Their order.
-    """
+    """Returns the rows of the start-up table about stages, micro-batches and bubble."""
     in_memory = micro_batches_in_memory(num_stages, num_micro_batches, order, len(devices))
     most_text = num_micro_batches if len(set(in_memory)) == 1 else ", ".join(map(str, in_memory))
     shares = [1 / num_stages] * num_stages

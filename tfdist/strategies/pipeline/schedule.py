@@ -101,12 +101,6 @@ def turns(
     """Returns the turns of a step, where a backward pass takes twice as long as a forward pass.
 
     Each part of a split backward pass takes as long as a forward pass.
-
-    Args:
-        shares: Each stage's share of the work.
-        num_micro_batches: Micro-batches per batch.
-        order: As for `sequences`.
-        num_devices: As for `sequences`.
     """
     left = sequences(order, len(shares), num_micro_batches, num_devices)
     done: dict[Pass, Turn] = {}
@@ -133,12 +127,6 @@ def planned_speed_up(
 
     With v equal stages on each of n devices, m a multiple of n, `"interleaved"` takes the time of
     m + (n - 1) / v turns; with n equal stages and m > n, `"zb"` that of m + n / 3.
-
-    Args:
-        shares: Each stage's share of the work; they sum to 1.
-        num_micro_batches: Micro-batches per batch.
-        order: As for `turns`.
-        num_devices: The number of devices.
     """
     if order in ("gpipe", "1f1b"):
         return speed_up(shares, num_micro_batches)
@@ -149,10 +137,6 @@ def speed_up(shares: Sequence[float], num_micro_batches: int) -> float:
     """Returns the largest possible speed-up over one device.
 
     The most expensive stage sets the pace: m - 1 turns of it, and one turn of each stage.
-
-    Args:
-        shares: Each stage's share of the work; they sum to 1.
-        num_micro_batches: Micro-batches per batch.
     """
     return num_micro_batches / ((num_micro_batches - 1) * max(shares) + sum(shares))
 

@@ -209,12 +209,7 @@ def _num_elements(operations: Sequence[keras.Operation]) -> list[float]:
 
 
 def cut_places(length: int, spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Returns the places where a chain may be cut, each the index of the first element after it.
-
-    Args:
-        length: The length of the chain.
-        spans: First and last element of each span that has to stay together.
-    """
+    """Returns the places where a chain may be cut, each the index of the first element after it."""
     closed = {index for first, last in spans for index in range(first + 1, last + 1)}
     return [index for index in range(1, length) if index not in closed]
 

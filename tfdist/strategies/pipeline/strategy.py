@@ -20,14 +20,13 @@ from tfdist.groups import agreement
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.strategies import STRATEGIES, batches
-from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.base import ReplicaFn, Strategy, join_processes
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.pipeline import planning
 from tfdist.strategies.pipeline.planning import StagePlanner
 from tfdist.strategies.pipeline.schedule import Order, device_of
 from tfdist.strategies.pipeline.stages import Stages, refused_custom_step
 from tfdist.strategies.pipeline.tracing import Tracing
-from tfdist.strategies.processes import join_processes
 from tfdist.strategies.replica_threads import ReplicaThreads
 from tfdist.strategies.variables import VariableLayout
 from tfdist.upstream.keras_layers import frozen_weights, operations_called_through
@@ -172,10 +171,6 @@ class StagedVariables(VariableLayout):
     Attributes:
         stages: The stages of the model; None: the shapes of the data are not known yet.
         stages_of: The stages of the calls of each operation, in order.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        planner: Splits models into stages.
     """
 
     are_local = False

@@ -79,13 +79,7 @@ class _Wanted(NamedTuple):
 
 
 class ParameterGather:
-    """Gathers the sharded variables that a replica's forward pass reads.
-
-    Args:
-        graph: The graph of the forward pass; None if it runs eagerly, without buckets.
-        tape: Watches every tensor that is read, if there is one.
-        bucket_bytes: The largest size of a bucket: see `Strategy.bucket_bytes`.
-    """
+    """Gathers the sharded variables that a replica's forward pass reads."""
 
     def __init__(
         self,
@@ -207,13 +201,7 @@ def total_gradient(gradients: list[Any], variable: ShardedVariable) -> Any:
 def _wanted_again(
     graph: tf.Graph, num_before: int, gathered: Sequence[GatheredParameter]
 ) -> list[_Wanted]:
-    """Returns the variables that the operations of the backward pass read, by first use.
-
-    Args:
-        graph: The graph that is being traced.
-        num_before: Number of operations that it had before gradients were computed.
-        gathered: All variables that the forward pass gathered.
-    """
+    """Returns the variables that the operations of the backward pass read, by first use."""
     if not gathered:
         return []
     operations = enumerate(graph.get_operations())
@@ -221,7 +209,10 @@ def _wanted_again(
     with_uses = [(one, uses) for one in gathered if (uses := _uses(one, backward))]
     wanted: list[_Wanted] = []
     for one, uses in sorted(with_uses, key=lambda pair: pair[1][0].place):
-        gate = _gradient_into(uses[0], backward, wanted[-1].gate if wanted else None)
+        # Other gathers wait for a gradient that the first operation takes.
+        first, otherwise = uses[0], wanted[-1].gate if wanted else None
+        inputs = (t for t in first.operation.inputs if t is not first.read)
+        gate = next((t for t in inputs if t.op.name in backward), otherwise)
         wanted.append(_Wanted(one, uses, gate))
     return wanted
 
@@ -242,11 +233,3 @@ def _uses(gathered: GatheredParameter, backward: Mapping[str, int]) -> list[_Use
         if consumer.name in backward and consumer.type not in _SIZE_OPERATIONS
     ]
     return sorted(uses, key=operator.attrgetter("place"))
-
-
-def _gradient_into(
-    use: _Use, backward: Mapping[str, int], otherwise: tf.Tensor | None
-) -> tf.Tensor | None:
-    """Returns a gradient that an operation takes, for other gathers to wait for."""
-    inputs = use.operation.inputs
-    return next((t for t in inputs if t is not use.read and t.op.name in backward), otherwise)

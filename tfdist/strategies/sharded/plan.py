@@ -151,12 +151,7 @@ def frozen_to_cut(model: keras.Model, smallest: int) -> list[keras.Variable]:
 def reason_whole(
     model: keras.Model, optimizers: Sequence[keras.optimizers.Optimizer]
 ) -> str | None:
-    """Returns why no weight of a model can be sharded; None: those that `can_be_cut` accepts can.
-
-    Args:
-        model: A built model.
-        optimizers: Its optimizers, without a `LossScaleOptimizer` around them.
-    """
+    """Returns why no weight can be sharded; None: those that `can_be_cut` accepts can."""
     if (step := custom_step_of(model, training=True)) is not None:
         return f"{step} may do anything with them"
     for optimizer in optimizers:

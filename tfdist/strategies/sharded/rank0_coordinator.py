@@ -44,9 +44,6 @@ class _Request(NamedTuple):
 class Rank0Coordinator:
     """This process's side of the coordination; there is one for each group of processes.
 
-    Args:
-        group: The processes that have shards.
-
     Attributes:
         group: The processes that have shards.
         has_failed: Whether this process is about to end with an error, and waits for nobody.
@@ -76,13 +73,7 @@ class Rank0Coordinator:
         return next(self._numbers)
 
     def know(self, number: int, variable: ShardedVariable, sizes: Sequence[int]) -> None:
-        """Lets other processes ask for a variable by its number.
-
-        Args:
-            number: As `number` returned it.
-            variable: The variable.
-            sizes: The number of elements of each process's shard.
-        """
+        """Lets other processes ask for a variable by its number."""
         self._variables[number], self._sizes[number] = variable, sizes
 
     @property
@@ -124,13 +115,7 @@ class Rank0Coordinator:
     def joined(
         self, number: int | str, part: tf.Variable | tf.Tensor, sizes: Sequence[int]
     ) -> tf.Tensor:
-        """Returns all elements of a variable; called by all processes, also in a graph.
-
-        Args:
-            number: The number of the variable, or the numbers of several that are gathered as one.
-            part: The elements of this process.
-            sizes: The number of elements of each process.
-        """
+        """Returns all elements of a variable; called by all processes, also in a graph."""
         name = f"tfdist_join_{number}_{self._num_before(number)}"
         whole = self.group.all_gather(tf.identity(part), sizes, name)
         if not tf.executing_eagerly():

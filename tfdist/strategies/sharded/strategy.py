@@ -21,10 +21,9 @@ from tfdist.groups.collective import CollectiveGroup
 from tfdist.groups.fusion import by_device, local_sum
 from tfdist.groups.horovod import HorovodGroup
 from tfdist.strategies import STRATEGIES, mirrored_variables
-from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.base import ReplicaFn, Strategy, join_processes
 from tfdist.strategies.horovod import device_of_rank
 from tfdist.strategies.one_device import OneDevice
-from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded.rank0_coordinator import coordinator_of
 from tfdist.strategies.sharded.variables import DeviceShards, ProcessShards
 from tfdist.strategies.towers import Towers
@@ -85,13 +84,6 @@ class ShardedOverDevices(Towers):
 
     Each of several processes has all shards. Sums over its devices are summed over the processes,
     each on the device that needs it.
-
-    Attributes:
-        shard: What is sharded.
-
-    Args:
-        devices: As for `tfdist.devices.resolve`; one replica, and one shard, on each.
-        shard, smallest, offload, process_group: As for `Sharded`.
     """
 
     name = "sharded"
@@ -137,13 +129,6 @@ class ShardedOverProcesses(OneDevice):
     Gradients are summed by a reduce-scatter, which gives each process the shard that it updates.
     Weights are all-gathered once per step: before they are read (ZeRO 3), or after the update (ZeRO
     1 and 2). What is not sharded is all-reduced.
-
-    Attributes:
-        shard: What is sharded.
-
-    Args:
-        devices: The device of this process.
-        shard, smallest, offload, process_group: As for `Sharded`.
 
     Raises:
         MissingError: Horovod is not installed.

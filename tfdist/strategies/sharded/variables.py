@@ -46,11 +46,6 @@ class ShardedVariables(VariableLayout):
 
     Attributes:
         copies_weights: Whether each replica also has the full weights.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        owners: The names of the owners, one for each shard.
-        shard, smallest, offload: As for `Sharded`.
     """
 
     are_local = False
@@ -201,13 +196,7 @@ class ShardedVariables(VariableLayout):
     def keep_whole(
         self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str
     ) -> None:
-        """Leaves a weight and its optimizer state whole.
-
-        Args:
-            weight: A weight that is not sharded.
-            slots: Its optimizer state.
-            owner: The owner that has least so far.
-        """
+        """Leaves a weight and its optimizer state whole."""
         del owner
         for variable in [weight, *slots]:
             if isinstance(variable, ShardedVariable):  # it could be sharded before
@@ -233,12 +222,7 @@ class ShardedVariables(VariableLayout):
 
 
 class DeviceShards(ShardedVariables):
-    """A shard for each device of a process; each of several processes has all shards.
-
-    Args:
-        devices, group, shard, smallest, offload: As for `ShardedVariables`.
-        exchange: Sums tensors over all replicas, each where the first replica has it.
-    """
+    """A shard for each device of a process; each of several processes has all shards."""
 
     def __init__(
         self,
@@ -302,13 +286,7 @@ class DeviceShards(ShardedVariables):
 
 
 class ProcessShards(ShardedVariables):
-    """A shard for each process, which rank 0 coordinates: see `rank0_coordinator`.
-
-    Args:
-        devices, group, shard, smallest, offload: As for `ShardedVariables`.
-        exchange: How gradients are sent between processes.
-        coordinator: Coordinator of this process.
-    """
+    """A shard for each process, which rank 0 coordinates: see `rank0_coordinator`."""
 
     rest_is = "on every rank"
     is_rest_copied = True

@@ -26,11 +26,7 @@ from tfdist.upstream.patching import all_replaced, replaced
 
 
 class Calls:
-    """The slices of tensors in the graph that is being traced.
-
-    Args:
-        devices: One for each slice.
-    """
+    """The slices of tensors in the graph that is being traced."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
@@ -119,12 +115,7 @@ class Calls:
     def _total(
         self, terms: Sequence[tf.Tensor], finish: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
-        """Sums terms, in parts of rows if activations are divided.
-
-        Args:
-            terms: One on each device.
-            finish: Computes each row of the result from that of the sum.
-        """
+        """Sums terms, in parts of rows if activations are divided."""
         if not self._by_rows:
             return finish(tf.add_n(terms))
         parts = []

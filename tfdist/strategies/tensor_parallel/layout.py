@@ -90,7 +90,9 @@ def layout(
     calls = calls_of(model)
     order = {id(layer): index for index, layer in reversed(list(enumerate(c.layer for c in calls)))}
     layers.sort(key=lambda layer: order.get(id(layer), len(order)))
-    inner = _inside_keras_layers(layers)
+    # Keras's RNN, Wrapper and attention layers call their inner ones themselves.
+    owners = [layer for layer in layers if type(layer).__module__.startswith("keras.src.layers.")]
+    inner = {id(inner) for owner in owners for inner in flatten_layers(owner) if inner is not owner}
     ways = {}
     for layer in layers:
         possible = [w for w in splits.ways(layer, num_devices) if _may_be_cut(w, smallest)]
@@ -102,12 +104,6 @@ def layout(
     operations = {id(o): o for o in [*layers, *(c.layer for c in calls)] if id(o) not in inner}
     between = [operation for operation in operations.values() if computes_by_rows(operation)]
     return Layout(unshared, following, between, calls, None, of)
-
-
-def _inside_keras_layers(found: Sequence[keras.layers.Layer]) -> set[int]:
-    """Returns the ids of layers that Keras's RNN, Wrapper and attention layers call."""
-    owners = [layer for layer in found if type(layer).__module__.startswith("keras.src.layers.")]
-    return {id(inner) for owner in owners for inner in flatten_layers(owner) if inner is not owner}
 
 
 def _may_be_cut(way: Split, smallest: int) -> bool:
@@ -131,18 +127,18 @@ def _without_shared(chosen: Sequence[Split], found: Sequence[keras.layers.Layer]
 
 
 def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Split]:
-    """Returns the first way of each layer, or the way by row if all its inputs are slices.
-
-    Args:
-        ways: The ways in which layers can be split, by the layer's id, the best first.
-        calls: The calls of a forward pass.
-    """
+    """Returns the first way of each layer, or the way by row if all its inputs are slices."""
     kinds: dict[int, str] = {}
     made: dict[int, bool] = {}  # by the number of a tensor: whether it exists in slices
     for call in calls:
         key, from_parts = id(call.layer), [made.get(number, False) for number in call.inputs]
         if key in ways:
-            kind = _next_kind(ways[key], call, all(from_parts) and bool(from_parts))
+            own = ways[key]
+            rows = [way for way in own if way.kind == "row"]
+            is_last = (
+                bool(rows) and rows[0].inputs is not None and _is_last(rows[0].inputs.axis, call)
+            )
+            kind = "row" if from_parts and all(from_parts) and is_last else own[0].kind
             kind_of_key = kinds.setdefault(key, kind)
             if kind_of_key != kind:  # called twice, not always on slices
                 kinds[key] = ways[key][0].kind
@@ -157,12 +153,6 @@ def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Sp
     ]
 
 
-def _next_kind(own: Sequence[Split], call: Call, from_parts: bool) -> str:
-    rows = [way for way in own if way.kind == "row"]
-    is_last = bool(rows) and rows[0].inputs is not None and _is_last(rows[0].inputs.axis, call)
-    return "row" if from_parts and is_last else own[0].kind
-
-
 def _is_last(axis: int, call: Call) -> bool:
     first = getattr(call.layer, "data_format", None) == "channels_first"
     return axis % call.rank == (1 if first else call.rank - 1)
@@ -175,10 +165,6 @@ def _stays_in_parts(layer: Any) -> bool:
 
 def by_rules(ways: Mapping[int, list[Split]], rules: Rules) -> list[Split]:
     """Returns the ways that follow the rules; layers that no rule names stay whole.
-
-    Args:
-        ways: As for `automatic`.
-        rules: Which axes of weights to split.
 
     Raises:
         ConfigurationError: A rule cannot be followed.
@@ -244,7 +230,11 @@ def calls_of(model: keras.Model) -> list[Call]:
         tensors.extend([*inputs_read, *made])
         ranks = [each[0].shape.rank or 0 if each else 0 for each in (inputs_read, made)]
         numbers = [id(tensor) for tensor in inputs_read], [id(tensor) for tensor in made]
-        calls.append(Call(operation, *numbers, ranks[0], _positions(made), ranks[1]))
+        shapes = [list(tensor.shape) for tensor in made if tensor.shape.rank]
+        num_positions = max(
+            (math.prod(size or 1 for size in shape[1:-1]) for shape in shapes), default=1
+        )
+        calls.append(Call(operation, *numbers, ranks[0], num_positions, ranks[1]))
         return outputs
 
     # Keras's own remat takes no keyword arguments in a graph.
@@ -252,11 +242,6 @@ def calls_of(model: keras.Model) -> list[Call]:
         # A Sequential model has one input, and no structure of inputs.
         build_by_shapes(model, inputs[0] if len(inputs) == 1 else model.input)
     return calls
-
-
-def _positions(outputs: list[tf.Tensor]) -> int:
-    shapes = [list(tensor.shape) for tensor in outputs if tensor.shape.rank]
-    return max((math.prod(size or 1 for size in shape[1:-1]) for shape in shapes), default=1)
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:

@@ -66,7 +66,6 @@ class ByTensor(Generic[_Value]):
 
 
 def _place() -> tuple[Any, Any]:
-    """Returns the graph and the scope that calls are in."""
     return tf.compat.v1.get_default_graph(), stateless_scope()
 
 
@@ -74,9 +73,6 @@ class RowParts:
     """Tensors whose rows are divided over the devices, in the graph that is being traced.
 
     A full tensor stands for its parts. TensorFlow removes it if nothing else reads it.
-
-    Args:
-        devices: One for each part.
     """
 
     def __init__(self, devices: Sequence[str]) -> None:
@@ -200,11 +196,6 @@ def drawing_part(axis: int, begin: Any, total: Any) -> AbstractContextManager[No
     """Returns a context in which draws give a part of the numbers that one device draws.
 
     All numbers are drawn, and only the part is kept: those of one device are defined for all.
-
-    Args:
-        axis: Axis along which a tensor is in parts.
-        begin: Where the part begins.
-        total: Size of all parts together.
     """
 
     def draw(sampler: Sampler, shape: Any, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:

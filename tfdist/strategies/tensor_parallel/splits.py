@@ -62,12 +62,7 @@ _BY_CHANNEL = (
 
 
 class AlongAxis:
-    """Divides a variable into slices along an axis, one per device: see `ShardedVariable`.
-
-    Args:
-        axis: The axis.
-        sizes: The size of each slice along the axis.
-    """
+    """Divides a variable into slices along an axis, one per device: see `ShardedVariable`."""
 
     reads_parts, has_all = True, True
 
@@ -129,10 +124,6 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
 
     An axis has at least as many elements as there are devices, because oneDNN ends the process if a
     slice is empty.
-
-    Args:
-        layer: A built layer.
-        num_devices: The number of devices.
     """
     if not _is_supported(type(layer)) or not layer.built or not is_unquantized(layer):
         return []

@@ -23,9 +23,8 @@ from tfdist.errors import TooFewDevicesError
 from tfdist.groups.base import ProcessGroup
 from tfdist.groups.fusion import by_device
 from tfdist.strategies import STRATEGIES, batches
-from tfdist.strategies.base import ReplicaFn, Strategy
+from tfdist.strategies.base import ReplicaFn, Strategy, join_processes
 from tfdist.strategies.feed import Feed
-from tfdist.strategies.processes import join_processes
 from tfdist.strategies.sharded.division import OverDevices
 from tfdist.strategies.sharded.plan import frozen_to_cut, num_bytes
 from tfdist.strategies.tensor_parallel import rules
@@ -153,16 +152,7 @@ class TensorParallel(Strategy):
 
 
 class SlicedVariables(VariableLayout):
-    """Slices of the weights of split layers, one on each device; what stays whole is on the first.
-
-    Attributes:
-        layouts: How each model is split.
-
-    Args:
-        devices, group: As for `VariableLayout`.
-        rules: As `layout` of `TensorParallel`.
-        smallest: As for `TensorParallel`.
-    """
+    """Slices of split layers' weights, one on each device; what stays whole is on the first."""
 
     are_local = False
 
@@ -234,7 +224,6 @@ class SlicedVariables(VariableLayout):
         return cut
 
     def _put(self, variable: keras.Variable) -> None:
-        """Moves a variable to the first device as a whole."""
         if isinstance(variable, ShardedVariable):  # it could be split before
             keras_variables.unite(variable, self._host)
         keras_model.move(variable, self._devices[0])
@@ -264,7 +253,6 @@ class SlicedVariables(VariableLayout):
 
 
 def _or_none(gradient: Any) -> Any:
-    """Returns a gradient; None if no slice has one."""
     if isinstance(gradient, ShardedGradient) and all(piece is None for piece in gradient):
         return None
     return gradient

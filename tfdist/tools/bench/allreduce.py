@@ -115,13 +115,7 @@ def run(
 
 
 def measure(pools: Mapping[str, WorkerPool], num_bytes: int, num_rounds: int) -> dict[str, Any]:
-    """Returns each engine's times, bus bandwidths and ratios to a memory copy for one size.
-
-    Args:
-        pools: Workers of the engines.
-        num_bytes: Bytes of the tensor on each replica.
-        num_rounds: Measurements of each engine.
-    """
+    """Returns each engine's times, bus bandwidths and ratios to a memory copy for one size."""
     repeats = max(1, min(_MAX_REPEATS, _BYTES_PER_ROUND // num_bytes))
     contenders = {
         name: functools.partial(_slowest, pool, num_bytes, repeats) for name, pool in pools.items()

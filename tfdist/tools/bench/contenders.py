@@ -211,7 +211,6 @@ def _measure_fit(
 
 
 def _measure_call(method: str, case: Case, model: Trainer | keras.Model) -> Measure:
-    """Measures a call of `evaluate` or `predict` of tfdist or Keras."""
     data, call = case.workload.data(), getattr(model, method)
 
     def measure() -> Sample:
@@ -271,7 +270,14 @@ def _trace(case: Case, prepare: Callable[[Case], Measure]) -> Trace:
             measure()
         (file,) = Path(folder).rglob("*.xplane.pb")
         space = xplane_pb2.XSpace.FromString(file.read_bytes())
-    return Trace(operations, _microseconds(space, case.num_steps))
+    totals: Counter[str] = Counter()
+    for plane in space.planes:
+        names = {key: _type_of(meta.name) for key, meta in plane.event_metadata.items()}
+        for event in (event for line in plane.lines for event in line.events):
+            if name := names[event.metadata_id]:
+                totals[name] += event.duration_ps
+    microseconds = {name: total / 1e6 / case.num_steps for name, total in totals.items()}
+    return Trace(operations, microseconds)
 
 
 def _operations(measure: Measure) -> Counter[str]:
@@ -279,17 +285,6 @@ def _operations(measure: Measure) -> Counter[str]:
     graphs = graphs_run_by(measure)
     counts = [Counter(n.op for one in g.partition_graphs for n in one.node) for g in graphs]
     return max(counts, key=Counter.total)
-
-
-def _microseconds(space: Any, num_steps: int) -> dict[str, float]:
-    """Sums the durations on the host's threads and on the devices."""
-    totals: Counter[str] = Counter()
-    for plane in space.planes:
-        names = {key: _type_of(meta.name) for key, meta in plane.event_metadata.items()}
-        for event in (event for line in plane.lines for event in line.events):
-            if name := names[event.metadata_id]:
-                totals[name] += event.duration_ps
-    return {name: picoseconds / 1e6 / num_steps for name, picoseconds in totals.items()}
 
 
 def _type_of(event: str) -> str | None:

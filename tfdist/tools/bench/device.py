@@ -47,14 +47,7 @@ def run(rounds: int, output: harness.Output, smoke: bool) -> None:
 def measure(
     device: str, batches: tuple[int, ...], copied: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """Returns the median times and rates of the operations on a device.
-
-    Args:
-        device: Such as `GPU:0`.
-        batches: Batch sizes of the convolution and of the matrix product.
-        copied: Bytes to copy.
-        rounds: Measurements of each.
-    """
+    """Returns the median times and rates of the operations on a device."""
     import numpy as np
     import tensorflow as tf
 
@@ -94,7 +87,6 @@ def _seconds(fn: Callable[[], Any]) -> float:
 
 
 def _paint(figure: Any, results: list[dict[str, Any]]) -> None:
-    """Plots the rate of both operations by batch size, a line for each device."""
     kinds = dict.fromkeys(one["what"] for one in results if one["batch"])
     for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
         for device in dict.fromkeys(one["device"] for one in results):

@@ -43,15 +43,7 @@ def add_arguments(
     table: bool = False,
     chart: bool = False,
 ) -> None:
-    """Adds the flags of a benchmark's files, `--smoke`, `--steps` and `--rounds`.
-
-    Args:
-        parser: The parser to add the flags to.
-        steps: Default of `--steps`; None: the flag is not added.
-        rounds: Default of `--rounds`; None: the flag is not added.
-        table: Whether to add `--table`.
-        chart: Whether to add `--chart`.
-    """
+    """Adds the flags of a benchmark's files, `--smoke`, `--steps` and `--rounds`."""
     if steps is not None:
         parser.add_argument(
             "--steps", type=PositiveInt, default=steps, metavar="N", help="steps of a measurement"
@@ -100,12 +92,6 @@ class Output:
 
     It also measures the processor time of other processes from its creation until `conclude`.
 
-    Args:
-        benchmark: Name of the benchmark.
-        json: File for all results, or None.
-        table: File for the table, or None.
-        chart: File for the chart, or None.
-
     Raises:
         ConfigurationError: A file cannot be written. This is checked before any measurement.
     """
@@ -130,14 +116,7 @@ class Output:
         title: str,
         num_names: int = 1,
     ) -> None:
-        """Prints a table, and writes it to the table file, if any.
-
-        Args:
-            header: Headings of the columns.
-            rows: Cells of each row.
-            title: Title of the table.
-            num_names: Number of left-aligned text columns.
-        """
+        """Prints a table, and writes it to the table file, if any."""
         tables.numbers(header, rows, title=title, num_names=num_names)
         if self._table:
             tables.write_file(Path(self._table), header, rows)
@@ -149,14 +128,7 @@ class Output:
         paint: Callable[[Any, Any], None] | None = None,
         size: tuple[float, float] = (8, 4.5),
     ) -> None:
-        """Prints information about the machine, and writes the results and the chart to files.
-
-        Args:
-            results: Numbers, strings, lists and dicts.
-            note: Explanation of the table.
-            paint: Plots the results (second argument) to a matplotlib figure (first argument).
-            size: Width and height of the figure in inches.
-        """
+        """Prints information about the machine, and writes the results and the chart to files."""
         facts = machine_facts() | {"share_of_other_processes": self._load.fraction()}
         if self._json is not None:
             document = {"benchmark": self._benchmark, "machine": facts, "results": results}
@@ -180,10 +152,6 @@ class Output:
 
 def run_in_turns(contenders: Mapping[K, Callable[[], T]], num_rounds: int) -> dict[K, list[T]]:
     """Measures each variant once per round. Each round starts with a different variant.
-
-    Args:
-        contenders: Functions that measure once, after a warm-up.
-        num_rounds: Measurements of each variant.
 
     Returns:
         The measurements of each variant, in the order of the rounds.
@@ -213,12 +181,7 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread:
 
 
 def as_text(values: Mapping[str, float], form: str = ".2f") -> str:
-    """Returns a spread as `median (low-high)`.
-
-    Args:
-        values: A spread.
-        form: Format of each number.
-    """
+    """Returns a spread as `median (low-high)`."""
     return f"{values['median']:{form}} ({values['low']:{form}}-{values['high']:{form}})"
 
 

@@ -97,12 +97,6 @@ def compare(
 ) -> dict[str, dict[str, Any]]:
     """Measures each reader once per round.
 
-    Args:
-        readers: Readers by name.
-        images: The images to read.
-        num_images: Number of images per measurement.
-        num_rounds: Measurements of each reader.
-
     Returns:
         For each reader `images_per_s` (median, low, high) and `samples`; `ratio`, the throughput of
         pipelines with the original images relative to this reader; and `packed_ratio`, the same

@@ -48,13 +48,6 @@ def run_each(
 ) -> None:
     """Runs the subcommands of a program.
 
-    Args:
-        program: The package whose `__main__` has the subcommands.
-        commands: The modules of the subcommands, by name.
-        only: Names of the subcommands to run; None: all.
-        folder: Folder for the results.
-        smoke: Whether to use tiny sizes.
-
     Raises:
         ConfigurationError: There is no subcommand with this name.
         LaunchError: A subcommand failed. The other subcommands ran.

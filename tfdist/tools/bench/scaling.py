@@ -190,15 +190,7 @@ def measure(
     num_rounds: int,
     known: Mapping[str, Engine] = ENGINES,
 ) -> dict[str, Any]:
-    """Returns images per second, efficiency and communication overhead by engine and way to train.
-
-    Args:
-        name: Name of the model.
-        workload: The workload, with the batch size of one worker.
-        pools: Workers of the engines.
-        num_rounds: Measurements of each engine.
-        known: The engines by name.
-    """
+    """Returns images per second, efficiency and overhead by engine and way to train."""
     ready, failed = {}, {}
     for engine, pool in pools.items():
         for way in known[engine].ways:
@@ -291,7 +283,6 @@ def _part(spread: Mapping[str, Any]) -> str:
 
 
 def _paint(figure: Any, results: Sequence[dict[str, Any]]) -> None:
-    """Plots the efficiencies, with quartiles as error bars."""
     panels = figure.subplots(1, len(results), squeeze=False)[0]
     for axes, result in zip(panels, results, strict=True):
         rows = [row for row in result["rows"] if "efficiency" in row]

@@ -115,11 +115,6 @@ def run(
 def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     """Measures all variants on one case, in turns.
 
-    Args:
-        case: The case to measure.
-        num_rounds: Measurements of each variant.
-        what: The method; see `contenders.available`.
-
     Returns:
         Results for JSON: model, replicas and, for each variant, its times and tfdist's times
         relative to them. A variant that fails has only an `error`.
@@ -136,7 +131,8 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
             results[name] = {"first_loss": measure().loss}
             ready[name] = measure
         except Exception as error:  # measure the other variants anyway
-            results[name] = {"error": _one_line(error)}
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            results[name] = {"error": f"{type(error).__name__}: {' '.join(lines)[:300]}"}
     samples = harness.run_in_turns(ready, num_rounds)
     mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
     goals = mlp_goals if case.model == "mlp" else other_goals
@@ -281,9 +277,3 @@ def _note() -> str:
         f"{harness.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
         f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most."
     )
-
-
-def _one_line(error: Exception) -> str:
-    """Returns an error in one line of at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' '.join(lines)[:300]}"

@@ -15,13 +15,13 @@ from tfdist.tools.doctor.report import Check
 
 _DESCRIPTION = "Checks the environment. Each failed check prints the command that fixes it."
 
-#: The module of each group of checks, by title. Importing them here would import TensorFlow.
+#: The module and function of each group of checks. Importing them here would import TensorFlow.
 GROUPS = {
-    "versions": "versions",
-    "devices": "devices",
-    "processes": "processes",
-    "host": "host",
-    "all-reduce": "all_reduce",
+    "versions": ("host", "library_checks"),
+    "devices": ("devices", "checks"),
+    "processes": ("processes", "checks"),
+    "host": ("host", "checks"),
+    "all-reduce": ("processes", "all_reduce_checks"),
 }
 
 
@@ -45,11 +45,7 @@ def _doctor(arguments: Sequence[str] | None) -> int:
 
 def _examine(as_json: bool, all_reduce: bool) -> bool:
     """Runs all checks, prints them on rank 0, and returns whether none failed."""
-    groups = {
-        title: _lines(module)
-        for title, module in GROUPS.items()
-        if all_reduce or module != "all_reduce"
-    }
+    groups = {title: _lines(title) for title in GROUPS if all_reduce or title != "all-reduce"}
     if _is_chief_or_unknown():
         if as_json:
             print(report.as_json(groups))
@@ -58,14 +54,15 @@ def _examine(as_json: bool, all_reduce: bool) -> bool:
     return report.healthy(groups)
 
 
-def _lines(module: str) -> list[Check]:
+def _lines(title: str) -> list[Check]:
     """Returns the checks of a group; an unexpected error becomes a failed check."""
+    module, function = GROUPS[title]
     try:
-        return importlib.import_module(f"tfdist.tools.doctor.{module}").checks()
+        return getattr(importlib.import_module(f"tfdist.tools.doctor.{module}"), function)()
     except TfdistError as error:
-        return [Check(module, str(error), "wrong", "correct what the message names")]
+        return [Check(title, str(error), "wrong", "correct what the message names")]
     except Exception as error:
-        return [Check(module, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
+        return [Check(title, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
 
 
 def _is_chief_or_unknown() -> bool:

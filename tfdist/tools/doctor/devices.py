@@ -128,7 +128,11 @@ def _libraries(needed: bool) -> list[Check]:
 
 def _library(name: str, file: str) -> Check:
     """Searches for a library where TensorFlow does: in NVIDIA's wheels, then in the system."""
-    title, where = f"{name} ({file})", _in_wheels(file)
+    import tensorflow as tf
+
+    packages = Path(tf.sysconfig.get_lib()).parent
+    where = next((packages / "nvidia").glob(f"*/lib/{file}"), None)
+    title = f"{name} ({file})"
     try:
         version = _version(ctypes.CDLL(str(where or file)))
     except OSError:
@@ -156,13 +160,6 @@ def _version(library: ctypes.CDLL) -> tuple[int, ...]:
         library.cublasGetProperty(kind, ctypes.byref(part))
         version.append(part.value)
     return tuple(version)
-
-
-def _in_wheels(file: str) -> Path | None:
-    import tensorflow as tf
-
-    packages = Path(tf.sysconfig.get_lib()).parent
-    return next((packages / "nvidia").glob(f"*/lib/{file}"), None)
 
 
 def kernel_checks(gpus: Sequence[Mapping[str, Any]], built_for: Sequence[str]) -> list[Check]:
@@ -193,7 +190,9 @@ def _line(gpu: Capability, built_for: Sequence[str]) -> Check:
     if os.environ.get("CUDA_CACHE_DISABLE") == "1":
         value = f"{value}, and at each start, because CUDA_CACHE_DISABLE=1"
         return Check(name, value, "missing", f"unset CUDA_CACHE_DISABLE; {_FIX_CACHE}")
-    if _cache_bytes() < _LARGE_CACHE:
+    size = os.environ.get("CUDA_CACHE_MAXSIZE", "")
+    cache_bytes = int(size) if size.isdecimal() else 0
+    if cache_bytes < _LARGE_CACHE:
         return Check(name, value, "missing", _FIX_CACHE)
     return Check(name, f"{value}; a large cache keeps them for the next start")
 
@@ -202,9 +201,3 @@ def _capability(built_for: str) -> Capability:
     """Parses names such as `"sm_89"`, `"compute_90"`, `"sm_90a"` and `"sm_120"`."""
     digits = "".join(filter(str.isdecimal, built_for.partition("_")[2]))
     return int(digits[:-1]), int(digits[-1])
-
-
-def _cache_bytes() -> int:
-    """Returns the configured size of the driver's cache; 0 if it is the default."""
-    size = os.environ.get("CUDA_CACHE_MAXSIZE", "")
-    return int(size) if size.isdecimal() else 0

@@ -1,17 +1,22 @@
-"""Checks the host: cores, memory, and whether its processes can connect to each other."""
+"""Checks the host: versions of libraries, cores, memory, and connections of its processes."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import socket
+from importlib import metadata
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
 from pipelines.cores import num_cores
 from tfdist.cluster import networks
 from tfdist.tools.doctor.report import Check
+from tfdist.tools.install_horovod import requirements
+from tfdist.version import TESTED, __version__, untested
 
 #: Bytes. TensorFlow and its libraries take half of that before a model is built.
 _MIN_MEMORY = 1024**3
@@ -21,6 +26,42 @@ _MIN_SHARED_MEMORY = 512 * 1024**2
 
 _SHARED = Path("/dev/shm")
 _LOOPBACK = "127.0.0.1"
+
+
+def library_checks() -> list[Check]:
+    """Returns a check for Python, for tfdist, and for each library that it requires."""
+    python = platform.python_version()
+    lines = [Check("python", _with_tested("python", python)), Check("tfdist", __version__)]
+    return lines + [_library(requirement) for requirement in _requirements()]
+
+
+def _requirements() -> list[Requirement]:
+    """Returns the requirements of tfdist; the main ones if it is not installed as a package.
+
+    TensorFlow belongs to an extra, because several distributions provide it.
+    """
+    try:
+        texts = metadata.requires("tfdist") or []
+    except metadata.PackageNotFoundError:
+        texts = ["keras", "numpy"]
+    parsed = map(Requirement, [f"tensorflow>={TESTED['tensorflow'][0]}", *texts])
+    return [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def _library(required: Requirement) -> Check:
+    is_tensorflow = required.name == "tensorflow"  # which several distributions provide
+    name, fix = required.name, f"pip install '{required}'"
+    version = requirements.tensorflow_version() if is_tensorflow else requirements.version_of(name)
+    if version is None:
+        return Check(name, "not installed", "wrong", fix)
+    if required.specifier.contains(version, prereleases=True):
+        return Check(name, _with_tested(name, version))
+    return Check(name, f"{version}, but tfdist needs {required.specifier}", "wrong", fix)
+
+
+def _with_tested(name: str, version: str) -> str:
+    tested = untested({name: version}).get(name)
+    return version if tested is None else f"{version} (tested: {tested})"
 
 
 def checks() -> list[Check]:

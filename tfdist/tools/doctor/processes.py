@@ -1,24 +1,39 @@
-"""Checks MPI, Horovod, and the cluster that this process belongs to."""
+"""Checks MPI, Horovod, the cluster that this process belongs to, and the time of an all-reduce.
+
+`tfdist bench allreduce` measures all-reduces in detail.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfdist import cluster
+import psutil
+
+from tfdist import cluster, strategies
 from tfdist.cluster import environments, rendezvous
 from tfdist.cluster.launcher import mpirun
-from tfdist.errors import TfdistError
+from tfdist.errors import ClusterError, TfdistError
 from tfdist.tools.doctor.report import Check
-from tfdist.tools.install_horovod import cuda, versions
+from tfdist.tools.install_horovod import requirements
+
+if TYPE_CHECKING:
+    from tfdist.strategies import Strategy
 
 _INSTALL = f"{Path(sys.executable).name} -m tfdist install_horovod"
 _FIX_MPI4PY = "for multi_worker under mpirun: pip install mpi4py"
 
 #: The libraries of the two MPI families. The mpirun of one cannot start programs of the other.
 _FAMILIES = {"libmpi.so.40": ("Open MPI",), "libmpi.so.12": ("MPICH", "Intel MPI")}
+
+
+#: Sizes of the gradient, in MB of 10^6 bytes.
+SIZES = (1, 4, 16, 64, 256)
+
+#: Copies of the gradient in memory during an all-reduce, per replica.
+_COPIES = 4
 
 
 def checks() -> list[Check]:
@@ -39,26 +54,23 @@ def _mpi(mpi: mpirun.Mpi | None) -> Check:
 
 
 def _horovod(mpi: mpirun.Mpi | None) -> list[Check]:
-    version = versions.horovod()
+    version = requirements.horovod_version()
     if version is None:
         return [Check("Horovod", "not installed", "missing", _INSTALL)]
-    if not versions.horovod_fits():
-        built_for = versions.horovod_was_built_for()
+    if not requirements.horovod_fits():
+        built_for = requirements.horovod_was_built_for()
         against = f"TensorFlow {built_for}" if built_for else "no TensorFlow"
-        value = f"{version} was built against {against}, not {versions.tensorflow()}"
+        value = f"{version} was built against {against}, not {requirements.tensorflow_version()}"
         return [Check("Horovod", value, "wrong", _INSTALL)]
     try:
         import horovod.tensorflow as hvd
     except Exception as error:  # loading a broken library may raise any error
         value = f"{version} cannot be loaded: {' '.join(str(error).split())}"
         return [Check("Horovod", value, "wrong", f"{_INSTALL} --rebuild")]
-    lines = [Check("Horovod", version), _controllers(hvd), _operations(hvd)]
-    return lines + _mismatch(mpi) + _horovodrun(mpi) if hvd.mpi_built() else lines
-
-
-def _controllers(hvd: Any) -> Check:
     built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built()}
-    return Check("Horovod's controllers", ", ".join(name for name in built if built[name]))
+    controllers = Check("Horovod's controllers", ", ".join(name for name in built if built[name]))
+    lines = [Check("Horovod", version), controllers, _operations(hvd)]
+    return lines + _mismatch(mpi) + _horovodrun(mpi) if hvd.mpi_built() else lines
 
 
 def _operations(hvd: Any) -> Check:
@@ -69,8 +81,8 @@ def _operations(hvd: Any) -> Check:
 
     if tf.config.list_physical_devices("GPU") and not hvd.nccl_built():
         fix = f"HOROVOD_GPU_OPERATIONS=NCCL {_INSTALL}"
-        if absent := cuda.missing({"NCCL"}):
-            fix += f"; it needs {', '.join(absent)} first. {cuda.how_to_install()}"
+        if absent := requirements.missing_for_gpu({"NCCL"}):
+            fix += f"; it needs {', '.join(absent)} first. {requirements.how_to_install()}"
         return Check("Horovod's operations", f"{value}; no NCCL for the GPUs", "missing", fix)
     return Check("Horovod's operations", value)
 
@@ -121,3 +133,56 @@ def _cluster() -> list[Check]:
     lines = [Check(name, value) for name, value in rows.items()]
     fix = "start the workers with a launcher that gives them ranks; see docs/clusters.md"
     return [*lines, Check("other processes", warning, "missing", fix)] if warning else lines
+
+
+# ---- all-reduce ----
+
+
+def all_reduce_checks() -> list[Check]:
+    """Returns a check for each size.
+
+    It uses Horovod if `mpirun` or `horovodrun` started this process, otherwise `mirrored` over the
+    GPUs of the host, or over two logical CPU devices.
+    """
+    name = "horovod" if started_by_horovod() else "mirrored"
+    if name == "mirrored" and (others := _others()):
+        value = f"not measured over the {others.size} processes from {others.source}"
+        fix = "run tfdist verify --strategy multi_worker in each process"
+        return [Check("all-reduce", value, "missing", fix)]
+    try:
+        strategy = strategies.create(name)
+    except TfdistError as error:
+        return [Check("all-reduce", str(error), "wrong", "see the checks above")]
+    if strategy.num_replicas == 1:
+        return [Check("all-reduce", f"not measured: {name} has only one replica on this host")]
+    available = psutil.virtual_memory().available / (_COPIES * len(strategy.devices))
+    sizes = [size for size in SIZES if size * 1e6 * strategy.group.size < available]
+    return [_line(strategy, size) for size in sizes]
+
+
+def started_by_horovod() -> bool:
+    """Returns whether this is one of several processes that Horovod can connect."""
+    if requirements.horovod_version() is None:
+        return False
+    by_gloo = int(os.environ.get("HOROVOD_SIZE", "1")) > 1  # set by horovodrun
+    others = _others()
+    return by_gloo or (others is not None and not (others.addresses or others.master))
+
+
+def _others() -> cluster.Cluster | None:
+    """Returns the workers started together; None if the group `processes` reports an error."""
+    try:
+        return cluster.started_together()
+    except ClusterError:
+        return None
+
+
+def _line(strategy: Strategy, megabytes: int) -> Check:
+    name = f"{strategy.name} x{strategy.num_replicas}, {megabytes} MB"
+    from tfdist.groups.traffic import measure_all_reduce
+
+    seconds, total = measure_all_reduce(strategy, int(megabytes * 1e6))
+    if total != strategy.num_replicas:
+        value = f"wrong result: the sum of {strategy.num_replicas} ones is {total}"
+        return Check(name, value, "wrong", "train with another --strategy or --all-reduce")
+    return Check(name, f"{seconds * 1e3:.1f} ms, {megabytes / 1e3 / seconds:.2f} GB/s")

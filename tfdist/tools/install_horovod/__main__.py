@@ -12,7 +12,7 @@ from pathlib import Path
 from tfdist.cluster.launcher.mpirun import Mpi
 from tfdist.console import command, folders
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import build, cuda, tools, versions
+from tfdist.tools.install_horovod import build, requirements
 
 _DESCRIPTION = "Builds Horovod against the installed TensorFlow and installs it."
 #: Environment variables that affect the build, in addition to all that start with HOROVOD_.
@@ -58,49 +58,49 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
     Raises:
         InstallError: The host lacks a requirement of the build, or the build failed.
     """
-    tensorflow = versions.tensorflow()
+    tensorflow = requirements.tensorflow_version()
     if tensorflow is None:
         raise InstallError(
             "Building Horovod requires TensorFlow. Run pip install tensorflow first."
         )
     # The name of the cache folder depends on the devices, which an installed Horovod does not
     # record.
-    if versions.horovod_fits() and not rebuild and not cuda.operations():
-        print(f"Horovod {versions.HOROVOD} for TensorFlow {tensorflow} is already installed")
+    if requirements.horovod_fits() and not rebuild and not requirements.gpu_operations():
+        print(f"Horovod {requirements.HOROVOD} for TensorFlow {tensorflow} is already installed")
         return
-    chosen = tools.choose_mpi(mpi)
+    chosen = requirements.choose_mpi(mpi)
     folder = _cache_folder(tensorflow, chosen)
     if rebuild or not list(folder.glob("*.whl")):
-        tools.check_compiler()
-        cuda.check()
+        requirements.check_compiler()
+        requirements.check_gpu()
         controllers = f"{chosen} and Gloo" if chosen else "Gloo only"
         print(
-            f"building Horovod {versions.HOROVOD} for TensorFlow {tensorflow} with {controllers}: "
-            "about three minutes on two cores, once",
+            f"building Horovod {requirements.HOROVOD} for TensorFlow {tensorflow} with "
+            f"{controllers}: about three minutes on two cores, once",
             flush=True,
         )
         build.wheel(folder, with_mpi=chosen is not None)
     wheel = str(next(folder.glob("*.whl")))
     # Otherwise pip keeps an installed Horovod of the same version that was built for another
     # TensorFlow.
-    tools.pip("install", "--force-reinstall", "--no-deps", wheel)
-    tools.pip("install", wheel)  # its dependencies
-    print(f"Horovod {versions.HOROVOD} is installed; its wheel is cached in {folder}")
+    requirements.pip("install", "--force-reinstall", "--no-deps", wheel)
+    requirements.pip("install", wheel)  # its dependencies
+    print(f"Horovod {requirements.HOROVOD} is installed; its wheel is cached in {folder}")
 
 
 def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
     """Returns the cache folder of the wheel for this TensorFlow, Python, MPI and environment."""
     controllers = "gloo"
     settings = sorted(f"{name}={os.environ[name]}" for name in os.environ if _affects_build(name))
-    settings += cuda.settings()
+    settings += requirements.gpu_settings()
     if mpi:
         controllers = f"{mpi.kind}-{mpi.version.partition('.')[0]}".lower().replace(" ", "")
         # A wheel contains the path of the system's MPI, but a relative path to the environment's
         # MPI.
-        settings += [] if tools.of_environment(mpi) else [str(mpi.compiler)]
+        settings += [] if requirements.of_environment(mpi) else [str(mpi.compiler)]
     python = f"{sys.implementation.cache_tag}-{platform.machine()}"
     digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
-    name = f"horovod-{versions.HOROVOD}-tensorflow-{tensorflow}-{python}-{controllers}-{digest}"
+    name = f"horovod-{requirements.HOROVOD}-tensorflow-{tensorflow}-{python}-{controllers}-{digest}"
     return folders.cache() / name
 
 

@@ -16,7 +16,7 @@ from rich.progress import Progress
 from pipelines.cores import num_cores
 from tfdist.console import folders
 from tfdist.errors import InstallError
-from tfdist.tools.install_horovod import cuda, tools, versions
+from tfdist.tools.install_horovod import requirements
 
 #: A setuptools version that supports Horovod's setup.py, and the packages that setup.py requires.
 _BUILD_TOOLS = ("setuptools<70", "wheel", "packaging", "cloudpickle", "psutil", "PyYAML")
@@ -42,12 +42,12 @@ def wheel(folder: Path, with_mpi: bool) -> None:
         build_tools = Path(work, "tools")
         # Not in the environment, which may have a newer setuptools.
         needed = _BUILD_TOOLS if shutil.which("cmake") else (*_BUILD_TOOLS, "cmake")
-        tools.pip("install", "--target", str(build_tools), *needed)
+        requirements.pip("install", "--target", str(build_tools), *needed)
         command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
         # The build must import TensorFlow. No cache, because pip's does not depend on TensorFlow's
         # version.
         command += ["--no-build-isolation", "--no-cache-dir", "--no-binary=horovod"]
-        command += [f"--wheel-dir={work}", f"horovod=={versions.HOROVOD}"]
+        command += [f"--wheel-dir={work}", f"horovod=={requirements.HOROVOD}"]
         _run(command, _environment(build_tools, with_mpi), folder / "build.log")
         built = next(Path(work).glob("horovod-*.whl"))
         # Renamed atomically, so that other processes never see an incomplete wheel.
@@ -68,14 +68,16 @@ def _environment(build_tools: Path, with_mpi: bool) -> dict[str, str]:
         "HOROVOD_WITHOUT_MXNET": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-    if toolkit := cuda.home_to_set():
+    if toolkit := requirements.home_to_set():
         environ["HOROVOD_CUDA_HOME"] = str(toolkit)
     environ |= os.environ
     environ["CPATH"] = _join_paths(headers, environ.get("CPATH"))
-    environ["PATH"] = _join_paths(str(build_tools / "bin"), tools.search_path())
+    environ["PATH"] = _join_paths(str(build_tools / "bin"), requirements.search_path())
     environ["PYTHONPATH"] = _join_paths(str(build_tools), environ.get("PYTHONPATH"))
     environ["LDFLAGS"] = f"{environ.get('LDFLAGS', '')} -s -Wl,-rpath,{_rpath()}".strip()
-    environ["MAKEFLAGS"] = f"-j{_num_jobs()}"  # replaces flags of an outer make
+    by_memory = psutil.virtual_memory().available // _COMPILER_BYTES
+    num_jobs = max(1, min(num_cores(), by_memory))
+    environ["MAKEFLAGS"] = f"-j{num_jobs}"  # replaces flags of an outer make
     return environ
 
 
@@ -87,12 +89,6 @@ def _rpath() -> str:
     """
     home = Path(sysconfig.get_path("platlib"), "horovod", "tensorflow")
     return r"\$ORIGIN/" + os.path.relpath(Path(sys.prefix, "lib"), home)
-
-
-def _num_jobs() -> int:
-    """Returns the number of parallel compilers: one per core, limited by memory."""
-    by_memory = psutil.virtual_memory().available // _COMPILER_BYTES
-    return max(1, min(num_cores(), by_memory))
 
 
 def _join_paths(first: str, paths: str | None) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 from jsonargparse import Namespace
@@ -68,23 +67,18 @@ def _replay(given: Namespace) -> None:
     from tfdist.tools.replay import steps  # imported here to keep `--help` fast
 
     with tempfile.TemporaryDirectory() as folder:
-        config = _configuration(saved, given, folder)
+        fields = TrainConfig.model_fields.keys() - _PLACE
+        values = {name: value for name, value in saved.items() if name in fields}
+        if given.strategy == "one_device":  # whose BatchNorm sees all rows
+            values.pop("sync_batch_norm", None)
+        values |= {
+            "strategy": given.strategy, "devices": given.devices, "verify": "off", "verbose": 0,
+            "run_dir": folder, "resume": "never", "checkpoint_every": 10**12, "keep_best": None,
+            "on_nan": "warn", "on_spike": "off", "max_time": None, "logger": [], "export": [],
+        }  # fmt: skip
+        config = TrainConfig(**values)
         replayed = steps.replay(run, config, given.step)
     steps.show(replayed, given.worst, given.picture)
-
-
-def _configuration(saved: Mapping[str, Any], given: Namespace, folder: str) -> TrainConfig:
-    """Returns the run's configuration on other devices, with a folder for its checkpoints."""
-    fields = TrainConfig.model_fields.keys() - _PLACE
-    values = {name: value for name, value in saved.items() if name in fields}
-    if given.strategy == "one_device":  # whose BatchNorm sees all rows
-        values.pop("sync_batch_norm", None)
-    values |= {
-        "strategy": given.strategy, "devices": given.devices, "verify": "off", "verbose": 0,
-        "run_dir": folder, "resume": "never", "checkpoint_every": 10**12, "keep_best": None,
-        "on_nan": "warn", "on_spike": "off", "max_time": None, "logger": [], "export": [],
-    }  # fmt: skip
-    return TrainConfig(**values)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,6 @@ class _StepDone(Exception):  # noqa: N818 - it is no error
 def replay(run: Path, config: TrainConfig, step: int) -> LastStep:
     """Repeats the steps of a run from its nearest checkpoint, and returns the last one.
 
-    Args:
-        run: The run folder.
-        config: The configuration to repeat them with.
-        step: The last step, from 1.
-
     Raises:
         TfdistError: The run has no such step, or cannot be repeated.
     """
@@ -83,12 +78,6 @@ def replay(run: Path, config: TrainConfig, step: int) -> LastStep:
 
 class LastStep(keras.callbacks.Callback):
     """Compares each step with the run's rows, examines the last one, and ends the training.
-
-    Args:
-        step: The last step, from 1.
-        num_done: Number of steps before the first call.
-        logged: The run's rows by step.
-        restart: Finds the last batch; None if the data cannot be restarted.
 
     Attributes:
         facts: The place of the last step, and its numbers.
@@ -187,13 +176,7 @@ def _first_non_finite(values: Mapping[str, Any]) -> str:
 
 
 def show(last: LastStep, num_worst: int, picture: str | None) -> None:
-    """Prints a step.
-
-    Args:
-        last: The step.
-        num_worst: Number of rows with the largest losses to print.
-        picture: File for their images; None for none.
-    """
+    """Prints a step."""
     gradients = sorted(last.gradients.items(), key=lambda one: -_size(one[1]))
     tables.facts(
         last.facts.items(),

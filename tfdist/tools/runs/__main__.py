@@ -130,11 +130,7 @@ def _summary_metrics(run: Run) -> dict[str, float]:
 
 
 def _show(run: Run, price: float | None) -> None:
-    """Prints where the time of a run went.
-
-    Raises:
-        ConfigurationError: The run has no ledger.
-    """
+    """Prints where the time of a run went."""
     if (ledger := read_ledger(run.path)) is None:
         raise ConfigurationError(f"{run.path} has no ledger.json: an older version wrote it.")
     rows = [
@@ -187,11 +183,7 @@ def _where_time_went(runs: Sequence[Run], letters: Sequence[str]) -> None:
 
 
 def _compare(runs: Sequence[Run], picture: Path) -> None:
-    """Prints a column per run, and draws a panel per metric.
-
-    Raises:
-        ConfigurationError: There is only one run, or the picture cannot be written.
-    """
+    """Prints a column per run, and draws a panel per metric."""
     if len(runs) < 2:
         raise ConfigurationError("compare needs at least two runs: add their names to the command.")
     tables.check_path(str(picture), ".png", ".jpg", ".pdf", ".svg")
@@ -231,11 +223,7 @@ def _draw(runs: Sequence[Run], letters: Sequence[str], names: Sequence[str], pic
 
 
 def _clean(runs: Sequence[Run], yes: bool) -> None:
-    """Deletes run folders, after a confirmation.
-
-    Raises:
-        ConfigurationError: A run is still running, or nobody can confirm.
-    """
+    """Deletes run folders, after a confirmation."""
     if running := [run for run in runs if run.state == "running"]:
         raise ConfigurationError(
             f"{running[0].path} is still running. Stop it before you delete its folder."

@@ -102,15 +102,7 @@ def run(
 def try_batch(
     batch: int, training: Sequence[str], memory: int | None, steps: int, seconds: float
 ) -> Outcome:
-    """Trains for a few steps in a separate process, which may run out of memory.
-
-    Args:
-        batch: Global batch size.
-        training: Flags of `python -m tfdist.train`.
-        memory: Memory limit in MB, or None.
-        steps: Number of steps.
-        seconds: Time limit.
-    """
+    """Trains for a few steps in a separate process, which may run out of memory."""
     with folders.temporary() as folder:
         command = [
             sys.executable, "-m", "tfdist.train", *training, "--batch-size", str(batch),

@@ -40,12 +40,6 @@ class Point(NamedTuple):
 def run(config: TrainConfig, low: float, high: float, num_steps: int) -> list[Point]:
     """Trains with a rising learning rate.
 
-    Args:
-        config: Configuration of the run; its learning rate, schedule and epochs are ignored.
-        low: The first rate.
-        high: The last rate, unless the loss diverges earlier.
-        num_steps: Number of steps from the first rate to the last.
-
     Raises:
         TfdistError: The run itself fails.
         ConfigurationError: The model has several optimizers.

@@ -115,11 +115,7 @@ def run(
 
 
 def _should_maximize(metric: str, mode: str) -> bool:
-    """Returns whether higher values of a metric are better.
-
-    Raises:
-        ConfigurationError: The direction cannot be inferred from the name.
-    """
+    """Returns whether higher values of a metric are better."""
     if mode != "auto":
         return mode == "max"
     higher, lower = (
@@ -134,11 +130,7 @@ def _should_maximize(metric: str, mode: str) -> bool:
 
 
 def _show(study: Any, metric: str, command: Sequence[str]) -> None:
-    """Prints the best runs, and the command to repeat the best one.
-
-    Raises:
-        LaunchError: No run is complete.
-    """
+    """Prints the best runs, and the command to repeat the best one."""
     results = study.results()
     names = list(dict.fromkeys(name for result in results for name in result.values))
     rows = [

@@ -29,8 +29,7 @@ from tfdist.cluster import gpus
 from tfdist.cluster.launcher import orphans, processes
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError, LaunchError
-from tfdist.tools.tune import space
-from tfdist.tools.tune.space import Dimension
+from tfdist.tools.tune.space import Dimension, flags
 from tfdist.tools.tune.trial_process import TrialProcess
 
 _POLL_SECONDS = 0.2
@@ -66,16 +65,6 @@ class Result(NamedTuple):
 
 class Study:
     """A study and its folder.
-
-    Args:
-        folder: Folder of the journal and of the runs; is created if it does not exist.
-        dimensions: The flags to search.
-        metric: Name of the metric to optimize.
-        training: Flags that are common to all runs.
-        maximize: Whether higher values of the metric are better.
-        sampler: `"tpe"`, `"random"` or `"grid"`.
-        pruning: Whether to stop runs whose metric is worse than the median.
-        seed: Seed of the sampler.
 
     Raises:
         ConfigurationError: The folder contains a study with other settings or cannot be created,
@@ -113,15 +102,6 @@ class Study:
             pruner=optuna.pruners.MedianPruner() if pruning else optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
-        self._check_same_search()
-        # Depends on the trials so far, so that a resumed search does not repeat its first choices.
-        seed += len(self._study.get_trials(deepcopy=False))
-        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
-        self._is_grid = sampler == "grid"
-        self._study.sampler = samplers[sampler if not self._is_grid else "random"](seed=seed)
-        self._name = uuid.uuid4().hex[:8]
-
-    def _check_same_search(self) -> None:
         described = {
             "over": [list(dimension) for dimension in self._dimensions],
             "metric": self.metric,
@@ -136,6 +116,12 @@ class Study:
                     f"{value}). Use another folder with --folder, or the same flags."
                 )
         self._study.set_user_attr("search", described)
+        # Depends on the trials so far, so that a resumed search does not repeat its first choices.
+        seed += len(self._study.get_trials(deepcopy=False))
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        self._is_grid = sampler == "grid"
+        self._study.sampler = samplers[sampler if not self._is_grid else "random"](seed=seed)
+        self._name = uuid.uuid4().hex[:8]
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -177,7 +163,7 @@ class Study:
         trial.set_user_attr("values", values)
         trial.set_user_attr("folder", name)
         trial.set_user_attr("search", self._name)
-        return trial, self.folder / name, [*self._training, *space.flags(values)]
+        return trial, self.folder / name, [*self._training, *flags(values)]
 
     def _new_folder(self, number: int) -> str:
         """Returns the name of a run's folder; trials that resume a run have numbers but no own one.
@@ -237,13 +223,6 @@ def search(
     study: Study, program: Sequence[str], trials: int, jobs: int, gpus_per_trial: int
 ) -> None:
     """Runs trials until the study has `trials` runs.
-
-    Args:
-        study: The study.
-        program: Command that trains, without flags.
-        trials: Number of runs of the study.
-        jobs: Number of runs at the same time.
-        gpus_per_trial: GPUs that each run sees; 0: all.
 
     Raises:
         ConfigurationError: A run does not report the metric, or there are too few GPUs.

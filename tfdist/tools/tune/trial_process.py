@@ -23,9 +23,6 @@ class TrialProcess:
         command: Program and arguments.
         folder: The run folder; the output goes to the file `FOLDER.log` beside it.
         environ: Environment variables to add to those of this process.
-
-    Attributes:
-        folder: The run folder.
     """
 
     def __init__(self, command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:

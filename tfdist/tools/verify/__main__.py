@@ -42,15 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _verify_script(arguments: list[str]) -> int:
-    """Runs a script up to its first trainer's first step, which is compared with plain Keras.
-
-    Args:
-        arguments: The script and its arguments.
-
-    Raises:
-        SystemExit: The step was compared: code 0 if it matches, 1 if it cannot be compared.
-        ConfigurationError: The script trained nothing.
-    """
+    """Runs a script up to its first trainer's first step, which is compared with plain Keras."""
     from tfdist.loops.self_check import SelfCheck
     from tfdist.upstream.patching import replaced
 
@@ -167,12 +159,6 @@ def attempt(
 ) -> Verdict | TfdistError:
     """Runs a trial, and exits the process if it takes longer than `seconds`.
 
-    Args:
-        name: Name of the strategy.
-        devices: Devices of this process.
-        seconds: Time limit.
-        **options: Options of the strategy.
-
     Returns:
         The verdict, or the error that prevented the trial. The error is returned, not raised, so
         that only one of several workers prints it.
@@ -189,12 +175,7 @@ def attempt(
 
 @contextmanager
 def _time_limit(seconds: float, name: str) -> Iterator[None]:
-    """Exits this process if the block takes too long. An exception cannot interrupt collectives.
-
-    Args:
-        seconds: Time limit.
-        name: Name of the strategy, for the message.
-    """
+    """Exits this process if the block takes too long. An exception cannot interrupt collectives."""
 
     def give_up() -> None:
         message = (

@@ -97,7 +97,6 @@ def collect(model: keras.Model, history: keras.callbacks.History, evaluation: di
 
 
 def _numbers(values: Any) -> Any:
-    """Returns the values of a metric, one per epoch; each is a number or a list by class."""
     return np.asarray(values, "float64").tolist()
 
 

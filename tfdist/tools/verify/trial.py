@@ -85,11 +85,7 @@ def _build() -> keras.Model:
 def _train(
     trainer: Trainer | keras.Model, model: keras.Model, num_replicas: int
 ) -> tuple[Result, float]:
-    """Trains and evaluates on two batches that are split unevenly, and on a smaller one.
-
-    Returns:
-        The result, and a fingerprint of the trained weights.
-    """
+    """Trains and evaluates on two batches that are split unevenly, and on a smaller one."""
     random, batch_size = np.random.default_rng(0), 6 * num_replicas + 1
     rows = 2 * batch_size + max(1, num_replicas // 2)
     x = random.normal(size=(rows, _FEATURES)).astype("float32")

@@ -16,9 +16,9 @@ import pytest
 import pipelines
 from pipelines.format import offsets, record_file
 from pipelines.format.index import check_shards
-from pipelines.writing.publish import ShardWriter
+from pipelines.writing import ShardWriter
 from tests.support import numbers
-from tests.support.packages import require_obstore
+from tests.support.commands import require_obstore
 from tests.support.starting import python
 
 KILLED = """

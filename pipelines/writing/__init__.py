@@ -1,1 +1,0 @@
-"""Writes examples to a folder of shards with an index, atomically."""
