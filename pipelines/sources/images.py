@@ -141,7 +141,8 @@ class ImageCoding(BaseModel):
                 self._check_channels(image, name)
                 bits = _bits(image, data)
                 is_turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
-                is_kept = self._keeps(image) and not is_turned and not self._is_mask(image)
+                is_kept = _stored_format(image) == self.format and self.size is self.quality is None
+                is_kept = is_kept and not is_turned and not self._is_mask(image)
                 if changes is not None:
                     for change, guessed in self._changes(image, bits, is_turned):
                         changes.change("images", change, item or name, guessed=guessed)
@@ -160,9 +161,6 @@ class ImageCoding(BaseModel):
             raise
         except DAMAGE as error:
             raise _unreadable(name, error) from None
-
-    def _keeps(self, image: Image.Image) -> bool:
-        return _stored_format(image) == self.format and self.size is self.quality is None
 
     def _is_mask(self, image: Image.Image) -> bool:
         """Returns whether an image has class numbers, which its palette shows as colors."""

@@ -113,7 +113,9 @@ def described(readings: Sequence[Reading]) -> str:
     rows = [("column", "read as", "why")]
     for reading, columns in names.items():
         why = reading.why + (" (a guess)" if reading.is_guess else "")
-        rows.append((_shortened(columns), reading.kind, why))
+        others = len(columns) - _NUM_NAMED
+        shown = ", ".join(columns[:_NUM_NAMED]) + (f" and {others} more" if others > 0 else "")
+        rows.append((shown, reading.kind, why))
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     return "\n".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}" for a, b, c in rows)
 
@@ -128,12 +130,6 @@ def report(readings: Sequence[Reading], account: Account) -> None:
         else:
             change = f"read as {reading.kind}, {reading.why}"
             account.change("columns", change, reading.name, guessed=reading.is_guess)
-
-
-def _shortened(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_NUM_NAMED])
-    others = len(names) - _NUM_NAMED
-    return shown + (f" and {others} more" if others > 0 else "")
 
 
 def read_columns(

@@ -263,8 +263,14 @@ def _common_kinds(samples: Sequence[_Sample]) -> tuple[str, ...]:
     kinds = samples[0].members.keys()
     for sample in samples:
         if missing := kinds ^ sample.members.keys():
+            same_name = [one for one in samples if one[:2] == sample[:2]]
+            cure = "give every example the same kinds of members"
+            if len(same_name) > 1:
+                cure = (
+                    "write the members of each example beside each other, as tar --sort=name does"
+                )
             raise DataError(
                 f"{sample.tar}: {sample.name}: {sorted(missing)[0]!r} is not in every example; "
-                "give every example the same kinds of members"
+                f"{cure}"
             )
     return tuple(sorted(kinds))

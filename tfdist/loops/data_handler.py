@@ -13,7 +13,6 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import keras
@@ -160,22 +159,20 @@ class DataHandler:
         """Returns the first global batch, without consuming it."""
         if (known := input_data.first_batch(self._adapter)) is not None:
             return known
-        with self._naming_records(0, 0, 1):
+        with self.naming_records(0, 1):
             batch = self._order.first_batch()
         if batch is None:
             raise DataError(_EMPTY)
         return without_optionals(batch)
 
-    def naming_records(self, step: int, num_steps: int) -> AbstractContextManager[None]:
-        """Lets an error in some steps of the epoch name the record that cannot be read."""
-        return self._naming_records(self._pass, self._taken + step, num_steps)
-
     @contextlib.contextmanager
-    def _naming_records(self, *batches: int) -> Iterator[None]:
+    def naming_records(self, step: int, num_steps: int) -> Iterator[None]:
+        """Lets an error in some steps of the epoch name the record that cannot be read."""
         try:
             yield
         except (DataError, tf.errors.OpError) as error:
-            if problem := self._order.problem(*batches):
+            batch = self._taken + step
+            if problem := self._order.problem(max(self._pass, 0), batch, num_steps):
                 raise DataError(problem) from error
             raise
 

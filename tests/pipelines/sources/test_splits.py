@@ -124,7 +124,6 @@ def test_account_names_the_other_splits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", ["{split}/{cls}/1.txt", "{cls}/{split}/1.txt", "table"])
 def test_a_number_means_the_same_class_in_all_splits(names: str, tmp_path: Path) -> None:
-    """The class b has no examples in the split test, and does not move the number of c."""
     options = {}
     for split, of_split in (("train", "abc"), ("test", "ac")):
         if names == "table":

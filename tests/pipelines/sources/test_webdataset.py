@@ -43,6 +43,7 @@ def test_members_become_features(tmp_path: Path) -> None:
     ("members", "message"),
     [
         ({"a.txt": b"1", "b.txt": b"2", "b.cls": b"1"}, r"b: 'cls' is not in every example"),
+        ({"a.txt": b"1", "b.txt": b"2", "a.cls": b"3", "b.cls": b"4"}, "beside each other"),
         ({"a.cls": b"cat"}, r"a\.cls: expected a class number, got b'cat'"),
         ({"a.png": b"no image"}, r"a\.png: not a readable image"),
         ({"a.png": b"1", "a.jpg": b"2"}, "expected one image in an example, found jpg, png"),
