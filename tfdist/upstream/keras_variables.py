@@ -9,13 +9,14 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import keras
 import tensorflow as tf
+from keras.src.saving import saving_lib
 from tensorflow.python.framework.composite_tensor import CompositeTensor
 from tensorflow.python.framework.composite_tensor_gradient import CompositeTensorGradient
 from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.upstream.keras_model import plain_name, value_in_scope
-from tfdist.upstream.patching import all_replaced
+from tfdist.upstream.patching import all_replaced, replaced
 
 
 class _GradientOfShards(CompositeTensorGradient):
@@ -312,6 +313,14 @@ def on_creation(function: Callable[[keras.Variable, tf.Variable], None]) -> Iter
     names = "__init__", "_deferred_initialize"
     with all_replaced(keras.Variable, {n: then(getattr(keras.Variable, n)) for n in names}):
         yield
+
+
+def weights_of_files_on_disk() -> AbstractContextManager[None]:
+    """Returns a context in which no `.keras` file that is loaded or saved is whole in memory.
+
+    `saving_lib.is_memory_sufficient`: Keras otherwise reads one at once if it fits there.
+    """
+    return replaced(saving_lib, "is_memory_sufficient", lambda _: False)
 
 
 def is_in_parts(variable: keras.Variable) -> bool:

@@ -36,6 +36,7 @@ from tfdist.upstream.keras_variables import (
     Division,
     ShardedGradient,
     ShardedVariable,
+    weights_of_files_on_disk,
 )
 
 _HOME = "_tfdist_home"  # attribute of a whole weight: the device that has its state
@@ -73,7 +74,7 @@ class ShardedVariables(VariableLayout):
 
     @contextmanager
     def patched_keras(self) -> Iterator[None]:
-        with super().patched_keras(), weights_swapped_by_assignment():
+        with super().patched_keras(), weights_swapped_by_assignment(), weights_of_files_on_disk():
             yield
 
     @abstractmethod
@@ -97,14 +98,12 @@ class ShardedVariables(VariableLayout):
             yield
             return
         # A model that was saved builds its optimizer while it is loaded.
-        with keras_variables.on_creation(self._divide_new), knowing_shards():
+        made = keras_variables.on_creation(self._divide_new)
+        with made, knowing_shards(), weights_of_files_on_disk():
             yield
 
     def unite_new(self) -> None:
-        for variable in (one() for one in self._new):
-            if isinstance(variable, ShardedVariable):
-                keras_variables.unite(variable, self._devices[0])
-        self._new.clear()
+        self._unite_new(lambda _: True)
 
     def _divide_new(self, variable: keras.Variable, whole: tf.Variable) -> None:
         del whole
@@ -171,10 +170,13 @@ class ShardedVariables(VariableLayout):
         Variables of other models remain sharded over processes, which discard them at other times.
         """
         kept, of_model = set(map(id, planned)), set(map(id, variables))
+        self._unite_new(
+            lambda one: id(one) not in kept and (one.division.has_all or id(one) in of_model)
+        )
+
+    def _unite_new(self, chosen: Callable[[ShardedVariable], bool]) -> None:
         for variable in (one() for one in self._new):
-            if not isinstance(variable, ShardedVariable) or id(variable) in kept:
-                continue
-            if variable.division.has_all or id(variable) in of_model:
+            if isinstance(variable, ShardedVariable) and chosen(variable):
                 keras_variables.unite(variable, self._devices[0])
         self._new.clear()
 
