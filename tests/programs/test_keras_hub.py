@@ -66,14 +66,12 @@ def _backbone(name: str, config: dict[str, Any]) -> keras.Model:
     return getattr(models, f"{name}Backbone")(**config)
 
 
-def causal_lm(name: str, config: dict[str, Any], lora_rank: int = 0) -> Case:
+def causal_lm(name: str, config: dict[str, Any]) -> Case:
     """A language model that predicts the next word; padding counts nothing."""
 
     def build() -> keras.Model:
-        backbone = _backbone(name, config)
-        if lora_rank:
-            backbone.enable_lora(lora_rank)
-        return _of_classes(getattr(models, f"{name}CausalLM")(backbone, preprocessor=None))
+        task = getattr(models, f"{name}CausalLM")
+        return _of_classes(task(_backbone(name, config), preprocessor=None))
 
     return build, Data(TOKENS, integers(NUM_WORDS, LENGTH, seed=5), MASK.astype("float32"))
 
@@ -196,9 +194,7 @@ def text_layers() -> Case:
 
 CASES: dict[str, Case] = {
     "GPT-2": causal_lm("GPT2", HEADS),
-    "GPT-2 with LoRA": causal_lm("GPT2", HEADS, lora_rank=2),
     "Gemma": causal_lm("Gemma", GEMMA),
-    "Gemma with LoRA": causal_lm("Gemma", GEMMA, lora_rank=2),
     "Gemma 2": causal_lm("Gemma", GEMMA_2),
     "Llama": causal_lm("Llama", GROUPED_HEADS),
     "Mixtral": causal_lm("Mixtral", EXPERTS),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import pytest
 import tensorflow as tf
 
 
@@ -46,6 +47,13 @@ def from_context(*arrays: Any, size: int = 4) -> Callable[[Any], tf.data.Dataset
     return dataset_fn
 
 
+def hugging_face(*arrays: Any, size: int = 4) -> tf.data.Dataset:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+    columns = {str(i): list(array) for i, array in enumerate(arrays)}
+    labels = {"label_cols": "1"} if len(arrays) > 1 else {}
+    return datasets.Dataset.from_dict(columns).to_tf_dataset(size, columns="0", **labels)
+
+
 FORMS: dict[str, Callable[..., Any]] = {
     "dataset": sliced,
     "unknown length": lambda *arrays: sliced(*arrays).filter(lambda *_: True),
@@ -53,4 +61,5 @@ FORMS: dict[str, Callable[..., Any]] = {
     "PyDataset": Batches,
     "PyDataset with workers": functools.partial(Batches, workers=2),
     "dataset_fn": from_context,
+    "to_tf_dataset": hugging_face,
 }

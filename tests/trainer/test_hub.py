@@ -9,7 +9,10 @@ import keras
 import numpy as np
 import pytest
 
+import tfdist
 from recipes import finetune
+from tests.support.packages import needs_horovod
+from tfdist import strategies
 from tfdist.config import TrainConfig
 from tfdist.run import recipe, saved_model
 from tfdist.trainer import Trainer
@@ -45,6 +48,15 @@ CASES = {
     Case("bert", lora=2): 1e-5,
 }
 
+STRATEGIES = ("mirrored", "sharded", "tensor_parallel", "pipeline")
+#: Over two processes, by the mesh.
+OVER_PROCESSES = {
+    "shard=2": [Case("gpt2", quantized="int8", lora=4), Case("llama", dtype="bfloat16", lora=4)],
+    "data=2,shard=2": [Case("gemma", quantized="int4", lora=4)],
+    "data=2,tensor=2": [Case("bert", lora=2), Case("llama", dtype="bfloat16", lora=4)],
+    "data=2,pipeline=2": [Case("gpt2", quantized="float8")],
+}
+
 
 def build(case: Case) -> keras.Model:
     keras.utils.set_random_seed(1)
@@ -76,7 +88,7 @@ def train(trainer: Any, case: Case) -> list[float]:
         *(
             pytest.param(case, strategy, marks=pytest.mark.long)
             for case in CASES
-            for strategy in ("mirrored", "sharded", "tensor_parallel", "pipeline")
+            for strategy in STRATEGIES
         ),
     ],
     ids=str,
@@ -92,6 +104,22 @@ def test_trains_as_in_keras(case: Case, strategy: str) -> None:
     assert len(trainer.model.trainable_variables) == len(plain.trainable_variables)
     if case == Case("llama", dtype="bfloat16", lora=4):
         assert trainer.model.generate("the", max_length=8) == plain.generate("the", max_length=8)
+
+
+def losses_over_processes(mesh: str) -> list[list[float]]:
+    strategy = strategies.create(None, mesh=mesh)
+    return [train(Trainer(build(case), strategy), case) for case in OVER_PROCESSES[mesh]]
+
+
+@needs_horovod
+@pytest.mark.long
+@pytest.mark.processes
+@pytest.mark.parametrize("mesh", OVER_PROCESSES)
+def test_trains_as_in_keras_over_processes(mesh: str) -> None:
+    losses = tfdist.notebook_launch(losses_over_processes, num_workers=2, args=(mesh,))
+    for case, trained in zip(OVER_PROCESSES[mesh], losses, strict=True):
+        expected = train(build(case), case)
+        np.testing.assert_allclose(trained, expected, rtol=0, atol=CASES[case], err_msg=str(case))
 
 
 @pytest.mark.long
@@ -112,6 +140,22 @@ def test_segments_of_a_packed_row_do_not_see_each_other(family: str) -> None:
         one = ids[:, part]
         alone = backbone({"token_ids": one, "padding_mask": np.ones_like(one)})
         np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_packed_rows_train_as_in_keras(strategy: str) -> None:
+    settings = {"preset": "tiny", "length": 64, "pack": True, "lora_rank": 2}
+    config = TrainConfig(**{**finetune.DEFAULTS, "data": "small", "batch_size": 4, "set": settings})
+    rows = finetune.train_data(config).take(3).cache()
+
+    def task() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        return finetune.build_model(config, 3)
+
+    expected = task().fit(rows, verbose=0).history["loss"]
+    losses = Trainer(task, strategy=strategy, devices=2).fit(rows, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def test_saved_task_is_evaluated_with_the_loss_of_the_recipe(tmp_path: Path) -> None:
