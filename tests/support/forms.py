@@ -47,11 +47,13 @@ def from_context(*arrays: Any, size: int = 4) -> Callable[[Any], tf.data.Dataset
     return dataset_fn
 
 
-def hugging_face(*arrays: Any, size: int = 4) -> tf.data.Dataset:
+def hugging_face(x: Any, y: Any = None, size: int = 4) -> tf.data.Dataset:
     datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
-    columns = {str(i): list(array) for i, array in enumerate(arrays)}
-    labels = {"label_cols": "1"} if len(arrays) > 1 else {}
-    return datasets.Dataset.from_dict(columns).to_tf_dataset(size, columns="0", **labels)
+    columns = x if isinstance(x, dict) else {"x": x}
+    table = columns if y is None else columns | {"y": y}
+    table = datasets.Dataset.from_dict({name: list(rows) for name, rows in table.items()})
+    names = [*columns] if isinstance(x, dict) else "x"
+    return table.to_tf_dataset(size, names, label_cols=None if y is None else "y")
 
 
 FORMS: dict[str, Callable[..., Any]] = {
