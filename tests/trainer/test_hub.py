@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
-from tests.support.packages import needs_horovod
 
 import tfdist
 from recipes import finetune
+from tests.support.commands import needs_horovod
 from tfdist import strategies
 from tfdist.config import TrainConfig
 from tfdist.run import recipe, saved_model
