@@ -511,6 +511,12 @@ class Trainer:
         """
         self.strategy.group.barrier()
 
+    def _programs_of_xla(self) -> str:
+        if not (self.model.jit_compile and self.strategy.variables.are_local):
+            return "no"
+        is_one = self.strategy.num_replicas * self.accumulate == 1
+        return "the whole step" if is_one else "forward and backward pass, and the update"
+
     def describe(self, weights: bool = False) -> dict[str, str]:
         """Returns the rows of the start-up table. After this call, `fit` prints no warning.
 
@@ -542,7 +548,7 @@ class Trainer:
             | {
                 "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
                 "precision": self.model.dtype_policy.name,
-                "XLA": "forward and backward pass" if self.model.jit_compile else "no",
+                "XLA": self._programs_of_xla(),
                 "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
                 "remat": self.remat,
                 "activations": "on the host" if self._options.offload_activations else "on devices",

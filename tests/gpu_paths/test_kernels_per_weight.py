@@ -17,7 +17,7 @@ from tests.gpu_paths.kernel_coverage import gpus_listed
 from tests.gpu_paths.step_graph import step_graphs
 from tests.support.training import building
 from tfdist.strategies.one_device import OneDevice
-from tfdist.upstream.tensorflow_runtime import gradients_of_biases_as_sums
+from tfdist.upstream.tensorflow_runtime import gradients_of_biases_as_products
 
 _sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 #: Operations by which overflows are looked for and gradients are unscaled.
@@ -94,8 +94,8 @@ def test_kernel_is_replaced_in_half_precision(precision: str, has_gpus: bool, is
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("shape", [(6, 3), (2, 5, 4, 3)])
-def test_gradient_is_that_of_tensorflow(shape: tuple[int, ...], dtype: str) -> None:
+@pytest.mark.parametrize("shape", [(6, 3), (2, 5, 4, 3), (300, 100, 3)])
+def test_gradients_of_biases_are_sums_in_float32(shape: tuple[int, ...], dtype: str) -> None:
     upstream = tf.constant(np.random.default_rng(0).normal(size=shape), dtype)
 
     @tf.function
@@ -106,11 +106,9 @@ def test_gradient_is_that_of_tensorflow(shape: tuple[int, ...], dtype: str) -> N
             biased = tf.nn.bias_add(tf.zeros(shape, dtype), bias)
         return tape.gradient(biased, bias, upstream)
 
-    expected = gradient()
-    with gradients_of_biases_as_sums():
+    expected = tf.reduce_sum(tf.cast(upstream, tf.float32), range(len(shape) - 1))
+    with gradients_of_biases_as_products():
         result = tf.function(gradient.python_function)()
-    assert result.dtype == expected.dtype
-    tolerance = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6}[dtype]
-    np.testing.assert_allclose(
-        tf.cast(result, tf.float32), tf.cast(expected, tf.float32), rtol=tolerance, atol=tolerance
-    )
+    assert result.dtype == dtype
+    tolerance = {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-5}[dtype]
+    np.testing.assert_allclose(tf.cast(result, tf.float32), expected, tolerance, 1e-3)

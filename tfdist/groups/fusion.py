@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster.remote import connection
+from tfdist.upstream.tensorflow_graphs import traces_for_xla
 
 #: Tensors with fewer elements are packed together. For larger ones (from 1 MB of float32), the copy
 #: costs more than a separate collective.
@@ -65,6 +66,14 @@ def packed(tensors: list) -> tuple[list, Reduce]:
         return [results[position] for position in range(len(tensors))]
 
     return few + [tensors[i] for i in alone], apart
+
+
+def packed_for_kernels(tensors: list) -> tuple[list, Reduce]:
+    """Packs small tensors as `packed` does, for fewer kernels; not in a program of XLA.
+
+    XLA fuses operations itself, and would read all packed tensors again for each result.
+    """
+    return (tensors, list) if traces_for_xla() else packed(tensors)
 
 
 def in_chunks(reduce: Reduce, tensors: list[tf.Tensor], num_bytes: int) -> list[tf.Tensor]:

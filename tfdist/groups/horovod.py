@@ -61,6 +61,8 @@ class HorovodGroup(ProcessGroup):
         self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
 
     def all_reduce(self, tensors: list) -> list:
+        if self.size == 1:
+            return tensors
         return fused(functools.partial(by_dtype, self._sum), tensors)
 
     def reduce_scatter(self, vectors: list[tf.Tensor]) -> list[tf.Tensor]:

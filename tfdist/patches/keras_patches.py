@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import keras
 
 from tfdist.patches import batch_norm
+from tfdist.patches.attention import attention_in_chunks
 from tfdist.patches.random import draws_of_one_device
 from tfdist.patches.remat import layers_rematerialized
 from tfdist.patches.sizes_on_host import has_gpus
@@ -27,7 +28,10 @@ from tfdist.upstream.keras_model import called_by, moments_computed_by, signs_on
 from tfdist.upstream.keras_variables import is_joined_to_read
 from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_random import dropout_drawn_when_reached
-from tfdist.upstream.tensorflow_runtime import gradients_of_biases_as_sums, sizes_of_reductions_on
+from tfdist.upstream.tensorflow_runtime import (
+    gradients_of_biases_as_products,
+    sizes_of_reductions_on,
+)
 
 #: `TFDIST_FAST=0` runs the contract without the patches that only change speed.
 _FAST = "TFDIST_FAST"
@@ -87,12 +91,13 @@ PATCHES = (
     Patch("losses divided by replicas", True, lambda *_: losses_of_one_device()),
     Patch("functions of user code", True, lambda *_: functions_inlined()),
     Patch("signs in argmax", False, lambda *_: signs_on_device()),
+    Patch("attention of long sequences", False, lambda *_: attention_in_chunks()),
     Patch("gradients of norms and GELU", False, lambda *_: gradients_in_closed_form()),
     Patch(
         "gradients of biases",
         False,
-        lambda *_: gradients_of_biases_as_sums(),
-        lambda *_: has_gpus(),
+        lambda *_: gradients_of_biases_as_products(),
+        lambda model, _: has_gpus() and not model.jit_compile,  # XLA has no such kernel
     ),
     Patch(
         "sizes in gradients of reductions",

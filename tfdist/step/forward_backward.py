@@ -95,6 +95,15 @@ class ReplicaOutputs(NamedTuple):
             state, metrics = state.zeros(zero, here), metrics.zeros(zero, here)
         return self._replace(gradients=gradients, state=state, metrics=metrics)
 
+    def with_static_shapes(self, variables: Sequence[keras.Variable]) -> ReplicaOutputs:
+        """Returns the outputs with slices of known shape, which functions do not return."""
+        return self._replace(
+            gradients={
+                i: with_static_shape(g, variables[i]) if isinstance(g, tf.IndexedSlices) else g
+                for i, g in self.gradients.items()
+            }
+        )
+
     def gradients_of(self, trainable: list[keras.Variable]) -> dict[int, Any]:
         """Returns the gradients of variables, by place: tensors and `tf.IndexedSlices`."""
         slices = {}

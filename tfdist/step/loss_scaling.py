@@ -8,14 +8,15 @@ Small gradients are packed for that, because on a GPU each operation is a kernel
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.groups.fusion import fused, on_each_device, packed
+from tfdist.groups.fusion import on_each_device, packed_for_kernels
 from tfdist.precision import LossScale
+from tfdist.upstream.tensorflow_graphs import traces_for_xla
 
 
 class Scaling:
@@ -52,7 +53,7 @@ class Scaling:
         if not self.active:
             return gradients
         present = [g for g in gradients if g is not None]
-        unscaled = iter(on_each_device(functools.partial(fused, self._divided), present))
+        unscaled = iter(on_each_device(self._divided, present))
         return [None if g is None else next(unscaled) for g in gradients]
 
     def overflows(self, gradients: list) -> tf.Tensor:
@@ -63,7 +64,8 @@ class Scaling:
 
         def check(tensors: list) -> list:
             values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
-            finite.extend(tf.reduce_all(tf.math.is_finite(v)) for v in packed(values)[0])
+            few, _ = packed_for_kernels(values)
+            finite.extend(tf.reduce_all(tf.math.is_finite(v)) for v in few)
             return tensors
 
         on_each_device(check, [g for g in gradients if g is not None])
@@ -95,7 +97,10 @@ class Scaling:
             commit(unscaled)
             return tf.constant(True)
 
-        tf.cond(finite, apply_step, lambda: tf.constant(False))
+        if traces_for_xla():
+            _select(finite, apply_step)
+        else:
+            tf.cond(finite, apply_step, lambda: tf.constant(False))
         self.update(finite)
 
     def apply_gradients(self, gradients: list, variables: list[keras.Variable]) -> None:
@@ -117,7 +122,8 @@ class Scaling:
 
     def _divided(self, gradients: list) -> list:
         scale = tf.convert_to_tensor(self._state.dynamic_scale)
-        return [keras.ops.divide(g, tf.cast(scale, g.dtype)) for g in gradients]
+        few, apart = packed_for_kernels(gradients)
+        return apart([keras.ops.divide(g, tf.cast(scale, g.dtype)) for g in few])
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the scale and the number of skipped steps so far."""
@@ -127,3 +133,12 @@ class Scaling:
             "loss_scale": tf.convert_to_tensor(self._state.dynamic_scale),
             "skipped_steps": tf.convert_to_tensor(self.skipped),
         }
+
+
+def _select(condition: tf.Tensor, change: Callable[[], Any]) -> None:
+    """Changes variables if a condition holds, without a branch, for which XLA would copy them."""
+    function = tf.function(change, autograph=False).get_concrete_function()
+    before = [(v, v.read_value()) for v in function.graph.variables]
+    function()
+    for variable, old in before:
+        variable.assign(tf.where(condition, variable.read_value(), old))

@@ -13,7 +13,12 @@ from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.replica.replica import Replica, Totals
 from tfdist.step.accumulation import over_rounds
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduce_outputs
-from tfdist.step.shared_trace import NotShareableError, SharedReplicaTrace, SharedTrace
+from tfdist.step.shared_trace import (
+    NotShareableError,
+    Packing,
+    SharedReplicaTrace,
+    SharedTrace,
+)
 from tfdist.step.state import Changes
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
@@ -54,13 +59,13 @@ class ReplicaRunner:
                 f"full batch: {full_batch_reason}. Use accumulate=1."
             )
         self._strategy, self._num_rounds, self._variables = strategy, num_rounds, variables
-        one_trace_from, in_xla = strategy.one_trace_from, False
+        one_trace_from = strategy.one_trace_from
         is_large = one_trace_from is not None and len(model.weights) >= one_trace_from
         self._shares_trace = is_large and strategy.num_local_replicas > 1
-        self._trace: SharedReplicaTrace | None = None
-        if model.jit_compile and strategy.variables.are_local:
-            in_xla = True
-        else:
+        self._packing: Packing | None = None
+        self._in_xla = in_xla = bool(model.jit_compile and strategy.variables.are_local)
+        self._is_one_program = in_xla and strategy.num_replicas * num_rounds == 1
+        if not in_xla:
             compute = with_sizes_on_host(compute)
 
         def on_rows(
@@ -79,12 +84,14 @@ class ReplicaRunner:
 
         # What a replica computes, by the ways in which it may be computed, from inside to outside.
         self._compute: Compute = on_rows
-        if in_xla:
-            is_split = strategy.num_replicas * num_rounds > 1 and not full_batch_reason
-            self._compute = _in_xla(on_rows, without_padding=is_split)
-        elif self._shares_trace and not full_batch_reason:
-            self._trace = SharedReplicaTrace(_without_exchange(on_rows), variables)
-            self._compute = _by_trace(self._trace, on_rows)
+        if in_xla and not self._is_one_program:
+            if num_rounds == 1 and not full_batch_reason and strategy.exchange.wire_dtype is None:
+                self._packing = Packing()
+            self._compute = _in_xla(on_rows, not full_batch_reason, self._packing)
+        elif self._shares_trace and not in_xla and not full_batch_reason:
+            self._packing = Packing()
+            trace = SharedReplicaTrace(_without_exchange(on_rows), self._packing)
+            self._compute = _by_trace(trace, on_rows)
         if full_batch_reason:
             self._compute = _on_first_replica(self._compute, strategy, in_xla)
 
@@ -112,6 +119,16 @@ class ReplicaRunner:
         results = self._strategy.run(lambda i: compute(i, 0, shares[i], Totals()))
         return self._strategy.local_results(results)
 
+    def in_one_program(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a whole step as one program of XLA, if one replica makes it and the model asks.
+
+        Args:
+            step: Takes what `all_reduced` takes.
+        """
+        if not self._is_one_program:
+            return step
+        return tf.function(step, jit_compile=True, autograph=False)
+
     def update_function(
         self, apply: Callable[[ReplicaOutputs], tf.Tensor], share_trace: bool = False
     ) -> Callable[[ReplicaOutputs], tf.Tensor]:
@@ -119,12 +136,16 @@ class ReplicaRunner:
 
         Args:
             apply: Updates one copy of the variables from the sums.
-            share_trace: Whether to trace it once for all replicas if the model has many weights.
+            share_trace: Whether to trace it once for all replicas if the model has many weights,
+                or to compile it if the model asks for XLA.
         """
 
         def update(sums: ReplicaOutputs) -> tf.Tensor:
             return apply(self._unpacked(sums))
 
+        if share_trace and self._in_xla and not self._is_one_program:
+            # Traced for each replica, whose variables it captures.
+            return lambda sums: tf.function(update, jit_compile=True, autograph=False)(sums)
         if not (share_trace and self._shares_trace):
             return update
         shared = SharedTrace(update, writes=True)
@@ -136,12 +157,17 @@ class ReplicaRunner:
         return update_by_shared_trace
 
     def _unpacked(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
-        return self._trace.unpacked(outputs) if self._trace else outputs
+        outputs = self._packing.unpacked(outputs) if self._packing else outputs
+        return outputs.with_static_shapes(self._variables)
 
 
-def _in_xla(compute: Compute, without_padding: bool) -> Compute:
-    """Compiles a function by XLA, which gets batches without padding."""
+def _in_xla(compute: Compute, without_padding: bool, packing: Packing | None) -> Compute:
+    """Compiles a function by XLA, which gets batches without padding and returns few tensors."""
     functions: dict[int, Callable[..., ReplicaOutputs]] = {}
+
+    def packed(*arguments: Any) -> ReplicaOutputs:
+        outputs = compute(*arguments)
+        return packing.packed(outputs) if packing else outputs
 
     def in_xla(
         index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
@@ -150,7 +176,7 @@ def _in_xla(compute: Compute, without_padding: bool) -> Compute:
             share = share._replace(rows=drop_padding(share.rows, share.num_rows))
         if index not in functions:  # one per replica: each captures its own variables
             functions[index] = tf.function(
-                lambda *arguments: compute(index, *arguments), jit_compile=True, autograph=False
+                lambda *arguments: packed(index, *arguments), jit_compile=True, autograph=False
             )
         return functions[index](total_rows, number, share, totals)
 

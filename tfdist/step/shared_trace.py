@@ -13,16 +13,15 @@ several operations per variable and device to the outer graph, more than all its
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
-from tfdist.groups.fusion import packed
+from tfdist.groups.fusion import has_size, packed
 from tfdist.patches.sizes_on_host import has_gpus
-from tfdist.step.forward_backward import ReplicaOutputs, with_static_shape
+from tfdist.step.forward_backward import ReplicaOutputs
 from tfdist.strategies import mirrored_variables
 from tfdist.upstream.tensorflow_graphs import (
     BRANCHES,
@@ -164,27 +163,52 @@ class SharedTrace:
             raise NotShareableError(f"the function has operations with a state ({names})")
 
 
-class SharedReplicaTrace:
-    """Computes the outputs of replicas by one shared trace, packed.
+class Packing:
+    """Packs what a replica computes into few tensors, and unpacks their sums.
 
     A network has hundreds of gradients, and as many operations to concatenate them for the
-    all-reduce and to split them again. These operations are part of the functions that are called
-    on each device. Only the sums are in the outer graph, which grows with the replicas.
+    all-reduce and to split them again. Packed, these are part of the functions that are called on
+    each device, and only the sums are in the outer graph, which grows with the replicas.
+    """
+
+    def __init__(self) -> None:
+        self._structure: ReplicaOutputs | None = None
+        self._specs: list[Any] = []
+        self._unpack: Callable[[list], list] = list
+
+    def packed(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
+        """Returns outputs packed, or as they are if an earlier batch had others."""
+        summable = outputs.summable()
+        structure = tf.nest.map_structure(lambda _: 0, summable)
+        tensors = tf.nest.flatten(summable)
+        specs = [(t.dtype, has_size(t) and tuple(t.shape)) for t in tensors]
+        if self._structure is None:
+            self._structure, self._specs = structure, specs
+        elif (self._structure, self._specs) != (structure, specs):
+            return outputs
+        packs, self._unpack = packed(tensors)
+        return outputs.same()._replace(packed=packs)
+
+    def unpacked(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
+        """Returns outputs, or a sum of them, with a tensor for each gradient and state."""
+        if not outputs.packed:
+            return outputs
+        tensors = self._unpack(list(outputs.packed))
+        return tf.nest.pack_sequence_as(self._structure, tensors).with_same(outputs)
+
+
+class SharedReplicaTrace:
+    """Computes the outputs of replicas by one shared trace, packed.
 
     Args:
         outputs: Returns a replica's outputs. Takes the replica's index, the rows of the global
             batch, the number of the round, and the replica's rows. Raises `NotShareableError`
             where it needs something of other replicas.
-        variables: The variables that `ReplicaOutputs.gradients` numbers by place.
+        packing: Packs the outputs.
     """
 
-    def __init__(
-        self, outputs: Callable[..., ReplicaOutputs], variables: Sequence[keras.Variable]
-    ) -> None:
-        self._outputs, self._variables = outputs, variables
-        self._trace = SharedTrace(self._packed)
-        self._structure: ReplicaOutputs | None = None
-        self._unpack: Callable[[list], list] = list
+    def __init__(self, outputs: Callable[..., ReplicaOutputs], packing: Packing) -> None:
+        self._trace = SharedTrace(lambda *arguments: packing.packed(outputs(*arguments)))
 
     def __call__(
         self, index: int, total_rows: tf.Tensor, number: Any, share: Any
@@ -193,31 +217,6 @@ class SharedReplicaTrace:
         if tf.executing_eagerly():
             return None
         return self._trace(tf.constant(index), total_rows, tf.convert_to_tensor(number), share)
-
-    def unpacked(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
-        """Returns outputs, or a sum of them, with a tensor for each gradient and state."""
-        if not outputs.packed:
-            return outputs
-        tensors = self._unpack(list(outputs.packed))
-        sums = tf.nest.pack_sequence_as(self._structure, tensors).with_same(outputs)
-        # TensorFlow forgets the static shape of `tf.IndexedSlices` that a function returns.
-        gradients = {
-            i: with_static_shape(gradient, self._variables[i])
-            if isinstance(gradient, tf.IndexedSlices)
-            else gradient
-            for i, gradient in sums.gradients.items()
-        }
-        return sums._replace(gradients=gradients)
-
-    def _packed(self, *arguments: Any) -> ReplicaOutputs:
-        outputs = self._outputs(*arguments)
-        summable = outputs.summable()
-        structure = tf.nest.map_structure(lambda _: 0, summable)
-        if self._structure not in (None, structure):
-            raise NotShareableError("another batch has gradients of other variables")
-        self._structure = structure
-        tensors, self._unpack = packed(tf.nest.flatten(summable))
-        return outputs.same()._replace(packed=tensors)
 
 
 def _rebuilt(

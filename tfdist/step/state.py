@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
-from tfdist.groups.fusion import grouped, packed
+from tfdist.groups.fusion import grouped, packed_for_kernels
 from tfdist.patches import batch_norm
 from tfdist.replica.replica import Replica, StepOptions
 from tfdist.replica.scope import Scope
@@ -268,7 +268,8 @@ def _finite(values: dict[int, Any], instead: Callable[[int, Any], tf.Tensor]) ->
 
     def select(pairs: list[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
         with tf.device(pairs[0][1].device):
-            (new, apart), (old, _) = (packed(list(one)) for one in zip(*pairs, strict=True))
+            both = zip(*pairs, strict=True)
+            (new, apart), (old, _) = (packed_for_kernels(list(one)) for one in both)
             few = zip(new, old, strict=True)
             return apart([tf.where(tf.math.is_finite(n), n, o) for n, o in few])
 

@@ -81,6 +81,7 @@ class TrainStep:
             strategy, model, compute, options.accumulate, full_batch_reason, self._trainable
         )
         self._update = self._replicas.update_function(self._apply, share_trace=True)
+        self._step = self._replicas.in_one_program(self._make)
         self._results = results or model.get_metrics_result
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
@@ -90,6 +91,9 @@ class TrainStep:
             self._norm = keras.Variable(0.0, trainable=False, name="gradient_norm")
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
+        return self._step(total_rows, shares)
+
+    def _make(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         # ---- on every replica: forward, loss, backward, and the all-reduce ----
         with self._patches():
             if self.accumulation is None:
@@ -178,8 +182,12 @@ class EvaluateStep:
         compute = functools.partial(forward, model, state)
         self._replicas = ReplicaRunner(strategy, model, compute, 1, full_batch_reason)
         self._update = self._replicas.update_function(self._apply)
+        self._step = self._replicas.in_one_program(self._make)
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
+        return self._step(total_rows, shares)
+
+    def _make(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         with keras_patched(self._model, self._options):
             sums = self._replicas.all_reduced(total_rows, shares)
         return self._strategy.update(self._update, sums)

@@ -106,6 +106,8 @@ class TFDistribute(Strategy):
         return False
 
     def all_reduce(self, tensors: list) -> list:
+        if self.num_replicas == 1:
+            return tensors
         context = tf.distribute.get_replica_context()
         sent = [tf.cast(t, wire_dtype(t.dtype, self._uses_nccl)) for t in tensors]
         # NCCL and hierarchical copies concatenate the tensors of a call, which has to be of one

@@ -29,6 +29,11 @@ _ELEMENTWISE = (
     numpy_ops.Add, numpy_ops.Subtract, numpy_ops.Multiply, numpy_ops.Maximum, numpy_ops.Minimum,
     nn_ops.Relu, nn_ops.Gelu, nn_ops.Silu,
 )  # fmt: skip
+#: The attributes of attention layers with the rate of their dropout.
+_DROPOUT_OF_ATTENTION = {
+    keras.layers.MultiHeadAttention: "_dropout",
+    keras.layers.GroupQueryAttention: "dropout",
+}
 
 
 def row_by_row_functions() -> list[tuple[Any, str]]:
@@ -243,6 +248,40 @@ def variables_by_name(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.
         name = variable.name
         named[name, sum(name == other for other, _ in named)] = variable
     return named
+
+
+@contextmanager
+def attention_computed_by(
+    function: Callable[..., Any], applies: Callable[[tf.Tensor, tf.Tensor], bool]
+) -> Iterator[None]:
+    """Computes dot-product attention by `function(plain, query, key, value, ...)`.
+
+    Replaces the backend's `nn.dot_product_attention`. Layers call it if they have no dropout, and
+    here also where theirs is not active: `_compute_attention`.
+
+    Args:
+        function: Has the arguments of `keras.ops.dot_product_attention` after the plain function.
+        applies: Whether it computes the attention of a query and a key in its own way.
+    """
+
+    def without_dropout(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(layer: Any, query: Any, key: Any, *args: Any, **options: Any) -> Any:
+            given = signature.bind(layer, query, key, *args, **options).arguments
+            is_inactive = given.get("training") is False and applies(query, key)
+            with replaced(layer, name, 0.0) if is_inactive else nullcontext():
+                return plain(layer, query, key, *args, **options)
+
+        signature = inspect.signature(plain)
+        return compute
+
+    with ExitStack() as stack:
+        plain = backend.nn.dot_product_attention
+        new = functools.partial(function, plain)
+        stack.enter_context(replaced(backend.nn, "dot_product_attention", new))
+        for owner, name in _DROPOUT_OF_ATTENTION.items():
+            compute = without_dropout(name, owner._compute_attention)
+            stack.enter_context(replaced(owner, "_compute_attention", compute))
+        yield
 
 
 def remat_replaced_by(

@@ -19,6 +19,7 @@ from tensorflow.python.framework import auto_control_deps, func_graph, op_def_re
 from tensorflow.python.framework.func_graph import FuncGraph, dismantle_func_graph
 from tensorflow.python.framework.ops import gradient_registry
 from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 
 from tfdist.upstream.patching import all_replaced, replaced
@@ -297,6 +298,15 @@ def _in_order_of_effects(graph: tf.Graph) -> dict[tf.Operation, list[tf.Operatio
 def current_graph() -> tf.Graph | None:
     """Returns the graph that is being traced; None outside of any graph."""
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+
+
+def traces_for_xla() -> bool:
+    """Returns whether what is traced becomes part of a program of XLA.
+
+    `control_flow_util.GraphOrParentsInXlaContext`, as TensorFlow asks where it traces branches.
+    """
+    graph = current_graph()
+    return graph is not None and bool(control_flow_util.GraphOrParentsInXlaContext(graph))
 
 
 def outermost_graph() -> tf.Graph:

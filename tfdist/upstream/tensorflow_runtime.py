@@ -346,24 +346,26 @@ def sizes_of_reductions_on(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def gradients_of_biases_as_sums() -> Iterator[None]:
-    """Computes the gradients of biases in half precision by `tf.reduce_sum`.
+def gradients_of_biases_as_products() -> Iterator[None]:
+    """Computes the gradients of biases in half precision as products with ones.
 
     In TensorFlow's kernel for GPUs, `BiasAddGrad`, blocks of threads add to the same half-precision
     numbers by compare-and-swap. In a transformer on an H200, a call took 0.35 ms, and other sums
-    over rows 0.03 ms. The sum accumulates in float32, as the kernel does within a block.
+    over rows 0.03 ms. A product reads the half-precision numbers once and accumulates in float32,
+    where a sum in float32 would first write a copy of twice the size.
     """
     plain = gen_nn_ops.bias_add_grad
 
     def bias_add_grad(
         out_backprop: tf.Tensor, data_format: str | bytes = "NHWC", name: str | None = None
     ) -> tf.Tensor:
-        rank = out_backprop.shape.rank
+        size, dtype = out_backprop.shape[-1:], out_backprop.dtype
         is_last = tf.compat.as_str(data_format) == "NHWC"
-        if out_backprop.dtype.size != 2 or not is_last or rank is None:
+        if dtype.size != 2 or not is_last or not size.is_fully_defined():
             return plain(out_backprop, data_format, name)
-        total = tf.reduce_sum(tf.cast(out_backprop, tf.float32), range(rank - 1))
-        return tf.cast(total, out_backprop.dtype, name=name)
+        rows = tf.reshape(out_backprop, [-1, *size])
+        ones = tf.ones([1, tf.shape(rows)[0]], dtype)
+        return tf.reshape(tf.linalg.matmul(ones, rows), size, name=name)
 
     with replaced(gen_nn_ops, "bias_add_grad", bias_add_grad):
         yield
