@@ -92,6 +92,24 @@ def test_right_strategy_passes() -> None:
     ]
 
 
+@pytest.mark.parametrize("strategy", [Mirrored, ByCount])
+def test_xla_may_draw_other_numbers_than_eager_steps(strategy: type[Mirrored]) -> None:
+    """On a GPU, XLA is the default of a model without convolutions."""
+
+    def draws() -> keras.Model:
+        model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+    trainer = Trainer(draws, strategy(["CPU:0", "CPU:1"]), verify="off")
+    if strategy is ByCount:
+        with pytest.raises(VerificationError, match="plain Keras on one device: model variable"):
+            trainer.verify(X, Y, steps=2, batch_size=13)
+    else:
+        line, *_ = trainer.verify(X, Y, steps=2, batch_size=13).splitlines()
+        assert line.startswith("verified: 2 train steps match plain Keras on one device (")
+
+
 def test_leaves_no_trace() -> None:
     """Weights, random numbers, attributes and lists are as without the check."""
     results = []

@@ -183,24 +183,17 @@ class SelfCheck:
         if isinstance(plain, str):
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"
         middle = time.perf_counter()
-        try:
-            result = self._by_strategy(loop, data, run, parts, plain, state)
-        except Exception as error:
-            if isinstance(error, TfdistError) and not isinstance(error, DataError):
-                raise  # a refusal, or a lost worker
-            raise VerificationError(
-                f"The {loop} step under {self._strategy.name!r} failed, which plain Keras computes "
-                f"with the same {int(batches.num_rows(parts[0]))} rows: {error}"
-            ) from error
-        finally:
-            self._restore(state)
+        result = self._by_strategy(loop, data, run, parts, plain, state)
         of_strategy = time.perf_counter() - middle
-        if loop == "train":
-            self._add_beginning(result, plain)
         epsilon, spread = self._rounding(), dict[str, float]()
         differing = differences(result, plain, epsilon)
+        in_xla = bool(self._model.jit_compile) and self._any_rank(bool(differing))
+        if in_xla:  # it draws other random numbers from the same seeds
+            plain = self._plain(loop, parts, state, in_xla)
+            result = self._by_strategy(loop, data, run, parts, plain, state)
+            differing = differences(result, plain, epsilon)
         if self._any_rank(bool(differing)):
-            spread = self._spread(loop, parts, plain, state)
+            spread = self._spread(loop, parts, plain, state, in_xla)
             differing = differences(result, plain, epsilon, spread)
         self._raise_on_all(differing)
         seconds = time.perf_counter() - began - of_strategy
@@ -253,23 +246,24 @@ class SelfCheck:
                 plain = self._plain(loop, parts, state)
             except Exception as error:
                 plain = root_cause(error)
-            finally:
-                self._restore(state)
             if not self._any_rank(isinstance(plain, str)):
                 return parts, plain
         return parts, plain if isinstance(plain, str) else "on another worker"
 
-    def _plain(self, loop: Loop, parts: Sequence[Any], state: ProgramState) -> Values:
-        """Returns what Keras's own function of a loop computes, eagerly, from now on."""
+    def _plain(
+        self, loop: Loop, parts: Sequence[Any], state: ProgramState, in_xla: bool = False
+    ) -> Values:
+        """Returns what Keras's own function of a loop computes, eagerly or compiled by XLA."""
         model, is_traced = self._model, not self._model.run_eagerly  # here Keras runs eagerly
         with ExitStack() as stack:
+            stack.callback(self._restore, state)
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             stack.enter_context(plain_variables(self._functions.all_variables()))
             for optimizer in keras_optimizers.optimizers_of(model):
                 stack.enter_context(keras_optimizers.methods_of_class(optimizer))
-            function = stack.enter_context(keras_model.eager_function(model, loop))
+            function = stack.enter_context(keras_model.plain_function(model, loop, in_xla))
 
             def step(number: int) -> Any:
                 if loop == "predict":
@@ -290,6 +284,9 @@ class SelfCheck:
         """Returns what the strategy's steps compute, each from the state that plain Keras had.
 
         Otherwise, rounding errors of a step could be larger in the next one.
+
+        Raises:
+            VerificationError: They fail.
         """
         iterators = batches_like(data, parts, self._strategy, run.needs_full_batch)
         copies, is_traced = Values(), not self._model.run_eagerly
@@ -306,9 +303,22 @@ class SelfCheck:
                 return concatenated(outputs)
             return self._functions.epoch_logs(outputs, loop)
 
-        with self._functions.trial_steps():
-            traced_state = state if is_traced else None
-            return self._values_of(loop, len(parts), traced_state, step, plain) | copies
+        try:
+            with self._functions.trial_steps():
+                traced_state = state if is_traced else None
+                result = self._values_of(loop, len(parts), traced_state, step, plain) | copies
+        except Exception as error:
+            if isinstance(error, TfdistError) and not isinstance(error, DataError):
+                raise  # a refusal, or a lost worker
+            raise VerificationError(
+                f"The {loop} step under {self._strategy.name!r} failed, which plain Keras computes "
+                f"with the same {int(batches.num_rows(parts[0]))} rows: {error}"
+            ) from error
+        finally:
+            self._restore(state)
+        if loop == "train":
+            self._add_beginning(result, plain)
+        return result
 
     def _values_of(
         self,
@@ -390,7 +400,7 @@ class SelfCheck:
     # ---- the comparison ----
 
     def _spread(
-        self, loop: Loop, parts: Sequence[Any], plain: Values, state: ProgramState
+        self, loop: Loop, parts: Sequence[Any], plain: Values, state: ProgramState, in_xla: bool
     ) -> dict[str, float]:
         """Returns by how much rounding errors in the weights change what plain Keras computes.
 
@@ -405,10 +415,7 @@ class SelfCheck:
                 value = np.array(weight.value)
                 factor = 1 + self._rounding() * random.uniform(-4, 4, value.shape)
                 weight.assign((value * factor).astype(value.dtype))
-            try:
-                other = self._plain(loop, parts, state)
-            finally:
-                self._restore(state)
+            other = self._plain(loop, parts, state, in_xla)
             if not number:
                 spread = {d.name: np.inf for d in differences(other, plain, self._rounding())}
             for name in plain:

@@ -135,8 +135,8 @@ def check_same_attributes(source: Any, copied: Any) -> None:
 
 
 @contextmanager
-def eager_function(model: keras.Model, loop: str) -> Iterator[Callable[..., Any]]:
-    """Returns a context with the function that Keras's `fit` would call for each batch, eagerly.
+def plain_function(model: keras.Model, loop: str, in_xla: bool) -> Iterator[Callable[..., Any]]:
+    """Returns a context with the function that Keras's `fit` would call for each batch.
 
     `make_train_function`, `make_test_function` or `make_predict_function` creates it. Replaces
     `_run_eagerly` and `_jit_compile`, the values of the public properties.
@@ -144,11 +144,12 @@ def eager_function(model: keras.Model, loop: str) -> Iterator[Callable[..., Any]
     Args:
         model: A built model.
         loop: `"train"`, `"test"` or `"predict"`.
+        in_xla: Whether XLA compiles it; otherwise it runs eagerly.
     """
     attributes = vars(model)
     names = ("_run_eagerly", "_jit_compile", f"{loop}_function")
     before = {name: attributes[name] for name in names}
-    attributes |= {"_run_eagerly": True, "_jit_compile": False, f"{loop}_function": None}
+    attributes |= {"_run_eagerly": not in_xla, "_jit_compile": in_xla, f"{loop}_function": None}
     try:
         getattr(model, f"make_{loop}_function")(force=True)
         yield attributes[f"{loop}_function"]
