@@ -105,6 +105,17 @@ def _nvml() -> Any:
     return pynvml
 
 
+def rounds_float32() -> bool:
+    """Returns whether GPUs use TensorFloat-32 for float32 matrix products (10-bit mantissa).
+
+    Example:
+        >>> tfdist.devices.rounds_float32()  # on a host without GPUs
+        False
+    """
+    gpus = tf.config.get_visible_devices("GPU")
+    return bool(gpus) and tf.config.experimental.tensor_float_32_execution_enabled()
+
+
 def limit_memory(megabytes: int) -> None:
     """Limits the memory of each device; call it before the first TensorFlow operation.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.docs.parsing import API, blocks, common_names
+from tests.docs.code_blocks import API, blocks, common_names
 from tests.support import ROOT
 
 

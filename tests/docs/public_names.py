@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tests.docs.code_blocks import API
 from tests.docs.execution import public
-from tests.docs.parsing import API
 from tests.support import ROOT
 
 _DIRECTIVE = re.compile(

@@ -11,8 +11,8 @@ import pytest
 
 import pipelines
 import tfdist
+from tests.docs.code_blocks import blocks, num_to_run
 from tests.docs.execution import run_page
-from tests.docs.parsing import blocks, num_to_run
 from tests.docs.test_docstrings import ELSEWHERE
 from tests.docs.test_site import PAGES
 from tests.support import ROOT

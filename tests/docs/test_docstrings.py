@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.code_blocks import num_to_run
 from tests.docs.execution import public, run_docstring
-from tests.docs.parsing import num_to_run
 from tests.docs.public_names import names
 from tests.support import ROOT
 from tests.support.starting import python
