@@ -31,11 +31,25 @@ def build(middle: type = layers.Identity, **options: Any) -> keras.Model:
     return model
 
 
+def dropping(**options: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
+    model.compile("sgd", "mse", **options)
+    return model
+
+
 class ByCount(Mirrored):
     """Averages the replicas' sums as if all had the same number of rows."""
 
     def all_reduce(self, tensors: list) -> list:
         return [total / self.num_replicas for total in super().all_reduce(tensors)]
+
+
+class Rounded(Mirrored):
+    """Rounds gradients as TensorFloat-32 rounds the factors of a product, to 10 bits."""
+
+    def all_reduce(self, tensors: list) -> list:
+        sums = super().all_reduce(tensors)
+        return [tf.cast(tf.cast(total, tf.float16), total.dtype) for total in sums]
 
 
 class Drifting(Mirrored):
@@ -83,6 +97,19 @@ def test_wrong_strategy_is_detected(strategy: type[Mirrored], value: str) -> Non
         np.testing.assert_array_equal(weight, value_before)
 
 
+def test_tensor_float_32_rounds_as_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products differ by the number of rows, so that replicas differ from one device."""
+
+    def line() -> str:
+        trainer = Trainer(dropping, Rounded(["CPU:0", "CPU:1"]), verify="off")
+        return trainer.verify(X, Y, steps=1, batch_size=13).splitlines()[0]
+
+    with pytest.raises(VerificationError, match="differ from plain Keras"):
+        line()
+    monkeypatch.setattr("tfdist.devices.rounds_float32", lambda: True)
+    assert line().startswith("verified: 1 train steps match")
+
+
 def test_right_strategy_passes() -> None:
     """Moments per replica are compared on the same rows; Adam enlarges the rounding of a bias."""
     trainer = Trainer(build, "mirrored", devices=2, verify="off", log_every=2)
@@ -96,12 +123,9 @@ def test_right_strategy_passes() -> None:
 def test_xla_may_draw_other_numbers_than_eager_steps(strategy: type[Mirrored]) -> None:
     """On a GPU, XLA is the default of a model without convolutions."""
 
-    def draws() -> keras.Model:
-        model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=True)
-        return model
-
-    trainer = Trainer(draws, strategy(["CPU:0", "CPU:1"]), verify="off")
+    trainer = Trainer(
+        functools.partial(dropping, jit_compile=True), strategy(["CPU:0", "CPU:1"]), verify="off"
+    )
     if strategy is ByCount:
         with pytest.raises(VerificationError, match="plain Keras on one device: model variable"):
             trainer.verify(X, Y, steps=2, batch_size=13)

@@ -23,6 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist import devices
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
 from tfdist.loops.data_handler import DataHandler, Given, OneBatch
 from tfdist.loops.functions import Loop, Steps
@@ -123,7 +124,7 @@ VARIABLE = "TFDIST_VERIFY"
 #: The largest state that is verified by default. It is in memory up to three times.
 _MAX_BYTES = 256 << 20
 _PERTURBED_RUNS = 3
-_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "tf32": 2.0**-10, "float32": 2.0**-23}
 _BY_COMMAND = "not verified ({}): run `tfdist verify` with this script"
 
 
@@ -425,8 +426,10 @@ class SelfCheck:
 
     def _rounding(self) -> float:
         """Returns the rounding error of the least precise number format of the model."""
-        layers = keras_model.flatten_layers(self._model)
-        return max(_EPSILON.get(layer.compute_dtype, 0.0) for layer in layers) or 2.0**-52
+        dtypes = {layer.compute_dtype for layer in keras_model.flatten_layers(self._model)}
+        if "float32" in dtypes and devices.rounds_float32():
+            dtypes.add("tf32")  # its rounding depends on the number of rows
+        return max(_EPSILON.get(dtype, 0.0) for dtype in dtypes) or 2.0**-52
 
     def _any_rank(self, flag: bool) -> bool:
         return bool(self._strategy.group.gather([flag]).any())
