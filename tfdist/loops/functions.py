@@ -203,10 +203,12 @@ class CompiledFunctions:
                 f"{custom_step.cause} makes it. Create its layers in a keras.RematScope instead."
             )
         if training and self._options.offload_activations and (custom_step or model.jit_compile):
-            cause = "jit_compile=True" if custom_step is None else "a custom train_step"
+            cause, fix = "a custom train_step", "Remove one of the two."
+            if custom_step is None:  # by default on one GPU
+                cause, fix = "XLA", "Compile the model with jit_compile=False (--no-jit-compile)."
             raise ConfigurationError(
                 f"offload_activations does not apply to {cause}, which decides where tensors are. "
-                "Remove one of the two."
+                + fix
             )
         loop: Loop = "train" if training else "test"
         if custom_step is None:
