@@ -17,25 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, starting
 from tfdist.config import TrainConfig
 from tfdist.run import loggers
 from tfdist.run.folder import RunFolder
 from tfdist.run.records import read_rows
-
-#: Trains so slowly that the loggers, whose packages take seconds to import, can follow.
-SLOW = """
-import time, keras
-from recipes._template import *
-
-class Slow(keras.callbacks.Callback):
-    chief_only, only_reads = False, True
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.05)
-
-def callbacks(config):
-    return [Slow()]
-"""
 
 
 class Tracker:
@@ -128,7 +114,8 @@ def test_killed_run_has_each_step_once(num_kills: int, tmp_path: Path) -> None:
         pytest.skip("needs mlflow or wandb")
     run, rng = tmp_path / "run", random.Random(0)
     epochs = 10 + 10 * num_kills
-    (tmp_path / "slow.py").write_text(SLOW)
+    # So slow that the loggers, whose packages take seconds to import, can follow.
+    starting.write_slow_recipe(tmp_path / "slow.py", 0.05)
     flags = [
         "--recipe=./slow.py", "--strategy=one_device", "--verbose=0", "--log-every=1",
         f"--epochs={epochs}", "--checkpoint-every=7", f"--run-dir={run}", "--resume=auto",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, starting
 from tfdist.callbacks import ledger as ledger_log
 from tfdist.callbacks.ledger import LedgerLog
 from tfdist.cluster.networks import free_ports
@@ -116,24 +116,10 @@ def test_commands_show_time_and_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "has no ledger.json" in capsys.readouterr().err
 
 
-PAUSES = """
-import time, keras
-from recipes._template import *
-
-class Pause(keras.callbacks.Callback):
-    chief_only, only_reads = False, True
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.3)
-
-def callbacks(config):
-    return [Pause()]
-"""
-
-
 @pytest.mark.long
 def test_kill_and_a_late_worker_are_booked(tmp_path: Path) -> None:
     """Steps that take known times, one SIGKILL at a known step, and a worker that comes late."""
-    (tmp_path / "pauses.py").write_text(PAUSES)
+    starting.write_slow_recipe(tmp_path / "pauses.py", 0.3)
     command = [
         sys.executable, "-m", "tfdist.train", "--recipe=./pauses.py", "--verbose=0", "--epochs=4",
         "--strategy=multi_worker", "--checkpoint-every=20", "--run-dir=run", "--resume=auto",

@@ -46,6 +46,24 @@ def python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return run(sys.executable, *arguments, **options)
 
 
+def write_slow_recipe(path: Path, seconds: float) -> None:
+    """Writes the template's recipe, with a pause after each step on every worker."""
+    path.write_text(
+        f"""
+import time, keras
+from recipes._template import *
+
+class Pause(keras.callbacks.Callback):
+    chief_only, only_reads = False, True
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep({seconds})
+
+def callbacks(config):
+    return [Pause()]
+"""
+    )
+
+
 def program(folder: Path, body: str) -> str:
     """Writes a worker's program, and returns its path."""
     path = folder / "worker.py"

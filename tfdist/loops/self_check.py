@@ -190,9 +190,11 @@ class SelfCheck:
         differing = differences(result, plain, epsilon)
         in_xla = bool(self._model.jit_compile) and self._any_rank(bool(differing))
         if in_xla:  # it draws other random numbers from the same seeds
-            plain = self._plain(loop, parts, state, in_xla)
-            result = self._by_strategy(loop, data, run, parts, plain, state)
-            differing = differences(result, plain, epsilon)
+            compiled = self._plain_or_reason(loop, parts, state, in_xla)
+            if in_xla := not isinstance(compiled, str):
+                plain = compiled
+                result = self._by_strategy(loop, data, run, parts, plain, state)
+                differing = differences(result, plain, epsilon)
         if self._any_rank(bool(differing)):
             spread = self._spread(loop, parts, plain, state, in_xla)
             differing = differences(result, plain, epsilon, spread)
@@ -239,21 +241,28 @@ class SelfCheck:
         Returns:
             The batches, and what Keras computed, or why it could not.
         """
-        plain: Values | str = ""
         alike = loop == "train" and not run.needs_full_batch and "BatchNorm" in self._inexact()
         few = few_rows(data, self._num_parts, num_steps, alike)
-        for parts in (few, [data.first_batch()] * num_steps):
-            try:
-                plain = self._plain(loop, parts, state)
-            except Exception as error:
-                plain = root_cause(error)
-            if not self._any_rank(isinstance(plain, str)):
-                return parts, plain
-        return parts, plain if isinstance(plain, str) else "on another worker"
+        plain = self._plain_or_reason(loop, few, state)
+        if not isinstance(plain, str):
+            return few, plain
+        full = [data.first_batch()] * num_steps
+        return full, self._plain_or_reason(loop, full, state)
 
-    def _plain(
+    def _plain_or_reason(
         self, loop: Loop, parts: Sequence[Any], state: ProgramState, in_xla: bool = False
-    ) -> Values:
+    ) -> Values | str:
+        """Returns what plain Keras computes, or why it cannot, on this or on another worker."""
+        plain: Values | str
+        try:
+            plain = self._plain(loop, parts, state, in_xla)
+        except Exception as error:
+            plain = root_cause(error)
+        if self._any_rank(isinstance(plain, str)) and not isinstance(plain, str):
+            return "on another worker"
+        return plain
+
+    def _plain(self, loop: Loop, parts: Sequence[Any], state: ProgramState, in_xla: bool) -> Values:
         """Returns what Keras's own function of a loop computes, eagerly or compiled by XLA."""
         model, is_traced = self._model, not self._model.run_eagerly  # here Keras runs eagerly
         with ExitStack() as stack:

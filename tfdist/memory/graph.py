@@ -127,8 +127,8 @@ def execution_order(operations: Mapping[str, Operation], on_cpu: bool = False) -
     """Returns the names in the order in which TensorFlow's executor starts the operations.
 
     On a GPU, one thread starts them in the order in which their inputs become available. On a CPU,
-    it does so for cheap ones. Of the others, a thread goes on with one that becomes available, and
-    leaves the rest to the pool of threads, which begins with the newest
+    it does so for cheap ones. Of the others, a thread continues with one that becomes available,
+    and leaves the rest to the pool of threads, which begins with the newest
     (`ExecutorState::ScheduleReady` in `tensorflow/core/common_runtime/executor.cc`, and
     `Schedule` of Eigen's `NonBlockingThreadPool.h`). Hence gradients of weights come late.
 
