@@ -1,8 +1,12 @@
 """`python -m tests.studies.plan_memory`: predicted memory of a step beside the allocator's peak.
 
-Trains programs of `tests.programs` and tiny models of KerasHub on batches of many rows, with
-TensorFlow's allocator for GPUs in place of malloc, and compares its peak with what
-`tfdist plan memory` predicts. Prints a table, and draws a picture with `--chart FILE.png`.
+Trains programs of `tests.programs` and tiny models of KerasHub on batches of many rows, each in a
+process of its own, with TensorFlow's allocator for GPUs in place of malloc. TensorFlow's profiler
+records each allocation with its operation. The peak is compared with what `tfdist plan memory`
+predicts. Prints a table, and draws a picture with `--chart FILE.png`.
+
+What the kernels of CPUs take for the time of one operation is counted apart: those of a GPU do not
+have it, or choose it at run time.
 """
 
 from __future__ import annotations
@@ -10,14 +14,17 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import multiprocessing
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import tfdist
 from tests.programs.programs import PROGRAMS
@@ -28,18 +35,35 @@ from tfdist.memory import zeros
 from tfdist.tools.plan.devices import ReplicatedStep
 
 #: Largest predicted bytes of a step, by which the number of rows is chosen: tensors should matter
-#: more than what the allocator rounds up, and than the workspace of kernels for convolutions.
+#: more than what the allocator rounds up.
 _MOST = 1 << 28
+#: Regions of the profiler's events that hold tensors.
+_OF_TENSORS = {"output", "temp", "persist"}
 
 
 class Result(NamedTuple):
-    """Predicted and measured bytes of a step on `rows` rows; `refused`: why there are none."""
+    """Predicted and measured bytes of a step on `rows` rows; `refused`: why there are none.
+
+    Attributes:
+        measured: The peak of the tensors.
+        allocated: The peak of everything, with workspaces of kernels.
+    """
 
     name: str
     rows: int
     predicted: int
     measured: int
+    allocated: int
     refused: str = ""
+
+
+class Allocation(NamedTuple):
+    """An allocation that the profiler recorded, or the end of one, with negative bytes."""
+
+    address: int
+    num_bytes: int
+    operation: str
+    region: str
 
 
 class Case(NamedTuple):
@@ -65,12 +89,12 @@ def main() -> None:
     # Read when TensorFlow creates its devices. Operations run in one order, as on a GPU.
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    # The allocator keeps the region of a first large tensor, as a GPU's takes all memory at once.
-    tf.raw_ops.Empty(shape=[4 * _MOST // 1024, 1024], dtype=tf.uint8)
     results = []
-    for case in _cases(arguments.names):
-        results.append(compare(case))
-        print(*results[-1], flush=True)
+    # A process for each, because what earlier models left changes where chunks are.
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        for one in pool.imap(_compare_named, _names(arguments.names)):
+            results.append(one)
+            print(*one, flush=True)
     _show(results, arguments.chart)
     if arguments.json:
         arguments.json.write_text(json.dumps([one._asdict() for one in results], indent=1) + "\n")
@@ -78,30 +102,101 @@ def main() -> None:
 
 def compare(case: Case) -> Result:
     """Returns the prediction for a model, and what its steps take."""
-    keras.backend.clear_session()
-    gc.collect()
     num_rows = 1
     try:
         step = ReplicatedStep(case, on_cpu=True)
         while step.peak(2 * num_rows) <= _MOST:
             num_rows *= 2
         predicted = step.peak(num_rows)
-        variables = step.weights + step.optimizer
     except TfdistError as error:
-        return Result(case.model, num_rows, 0, 0, str(error).splitlines()[0])
+        return Result(case.model, num_rows, 0, 0, 0, str(error).splitlines()[0])
     del step
     gc.collect()
-    trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off")
     data = _copied_batches(case, num_rows)
-    trainer.fit(data, steps_per_epoch=2, verbose=0)
-    gc.collect()
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    trainer.fit(data, steps_per_epoch=3, verbose=0)
-    peak = tf.config.experimental.get_memory_info("CPU:0")["peak"]
-    gc.collect()
-    # What a step needs beyond what stays: the variables, and the data set in host memory.
-    measured = peak - tf.config.experimental.get_memory_info("CPU:0")["current"] + variables
-    return Result(case.model, num_rows, predicted, measured)
+    before = _in_use()  # the data set, which is in host memory
+    with tempfile.TemporaryDirectory() as folder:
+        profile = _Profile(folder)
+        trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off")
+        trainer.fit(data, steps_per_epoch=4, verbose=0, callbacks=[profile])
+        tf.profiler.experimental.stop()
+        events = list(_allocations(Path(folder)))
+    at_start = profile.at_start - before
+    measured = _peak(filter(_is_tensor, events), at_start)
+    return Result(case.model, num_rows, predicted, measured, _peak(events, at_start))
+
+
+def _compare_named(name: str) -> Result:
+    # The allocator keeps the region of a first large tensor, as a GPU's takes all memory at once.
+    tf.raw_ops.Empty(shape=[4 * _MOST // 1024, 1024], dtype=tf.uint8)
+    (case,) = (one for one in (*_of_programs([name]), *_of_keras_hub()) if one.model == name)
+    return compare(case)
+
+
+class _Profile(keras.callbacks.Callback):
+    """Records the third and fourth step; the first two compile and create variables."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder, self.at_start = folder, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == 1:
+            self.at_start = _in_use()
+            options = tf.profiler.experimental.ProfilerOptions(host_tracer_level=3)
+            tf.profiler.experimental.start(self._folder, options)
+
+
+def _in_use() -> int:
+    return tf.config.experimental.get_memory_info("CPU:0")["current"]
+
+
+def _allocations(folder: Path) -> Iterator[Allocation]:
+    """Yields the allocations of a profile in their order, and their ends, with negative bytes."""
+    (file,) = folder.rglob("*.xplane.pb")
+    space = xplane_pb2.XSpace.FromString(file.read_bytes())
+    events = []
+    for plane in space.planes:
+        names = {number: one.name for number, one in plane.stat_metadata.items()}
+        for line in plane.lines:
+            for event in line.events:
+                kind = plane.event_metadata[event.metadata_id].name
+                if kind in ("MemoryAllocation", "MemoryDeallocation"):
+                    time = 1000 * line.timestamp_ns + event.offset_ps
+                    events.append((time, kind == "MemoryAllocation", _stats(event, names)))
+    live: dict[int, Allocation] = {}
+    for _, begins, stats in sorted(events, key=lambda one: one[0]):
+        address = stats["addr"]
+        if begins:
+            named = stats.get("tf_op", ""), stats.get("region_type", "")
+            live[address] = Allocation(address, stats["allocation_bytes"], *named)
+            yield live[address]
+        else:
+            unknown = Allocation(address, stats["allocation_bytes"], "", "output")
+            ended = live.pop(address, unknown)
+            yield ended._replace(num_bytes=-ended.num_bytes)
+
+
+def _is_tensor(one: Allocation) -> bool:
+    """Returns whether an allocation is no workspace: convolutions unfold patches into one."""
+    is_unfolded = one.region == "temp" and "Conv" in one.operation.rpartition("/")[-1]
+    return one.region in _OF_TENSORS and not is_unfolded
+
+
+def _stats(event: Any, names: dict[int, str]) -> dict[str, Any]:
+    stats = {}
+    for one in event.stats:
+        kind = one.WhichOneof("value")
+        value = getattr(one, kind)
+        stats[names[one.metadata_id]] = names[value] if kind == "ref_value" else value
+    return stats
+
+
+def _peak(allocations: Iterable[Allocation], in_use: int) -> int:
+    peak = in_use
+    for one in allocations:
+        in_use += one.num_bytes
+        peak = max(peak, in_use)
+    return peak
 
 
 def _copied_batches(case: Case, num_rows: int) -> tf.data.Dataset:
@@ -115,12 +210,9 @@ def _copied_batches(case: Case, num_rows: int) -> tf.data.Dataset:
     ).with_options(options)
 
 
-def _cases(names: list[str]) -> list[Case]:
-    if names:
-        return [one for one in [*_of_programs(names), *_of_keras_hub()] if one.model in names]
+def _names(names: list[str]) -> list[str]:
     usual = [name for name, one in PROGRAMS.items() if not one.only_fit]
-    usual = usual[:: len(usual) // 30][:30]
-    return [*_of_programs(usual), *_of_keras_hub()]
+    return names or [*usual[:: len(usual) // 30][:30], *(one.model for one in _of_keras_hub())]
 
 
 def _of_programs(names: list[str]) -> list[Case]:
@@ -157,16 +249,20 @@ def _of_keras_hub() -> list[Case]:
     return [_case(name, *one) for name, one in cases.items()]
 
 
+def _ratio(one: Result) -> float:
+    return one.predicted / one.measured
+
+
 def _show(results: list[Result], chart: Path | None) -> None:
     """Prints the results, the ones within 15 % counted, and draws them."""
-    ran = [one for one in results if not one.refused]
+    ran = sorted((one for one in results if not one.refused), key=_ratio)
     rows = [
-        (one.name, str(one.rows), f"{one.predicted / 1e6:.1f}", f"{one.measured / 1e6:.1f}",
-         f"{one.predicted / one.measured:.2f}")
-        for one in sorted(ran, key=lambda one: one.predicted / one.measured)
-    ]  # fmt: skip
-    tables.numbers(("program", "rows", "predicted, MB", "measured, MB", "ratio"), rows)
-    close = sum(abs(one.predicted / one.measured - 1) <= 0.15 for one in ran)
+        (one.name, str(one.rows), *(f"{n / 1e6:.1f}" for n in one[2:5]), f"{_ratio(one):.2f}")
+        for one in ran
+    ]
+    header = ("program", "rows", "predicted, MB", "tensors, MB", "with workspaces", "ratio")
+    tables.numbers(header, rows)
+    close = sum(abs(_ratio(one) - 1) <= 0.15 for one in ran)
     print(f"{close} of {len(ran)} within 15 %, {len(results) - len(ran)} refused")
     if chart:
         from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -136,6 +136,23 @@ class StepGraph:
                 "cannot be predicted. Measure it with tfdist tune batch-size."
             )
         self.order = graph.execution_order(graph.with_transfers(self._few), on_cpu)
+        self._reads_ahead = strategy.feed.on_devices
+
+    def peaks(
+        self, num_rows: int, variables: Mapping[str, Sequence[int]], order: Sequence[str] = ()
+    ) -> dict[str, liveness.Peak]:
+        """Returns the peak of each device on a batch of `num_rows`.
+
+        Args:
+            num_rows: Rows of the batch.
+            variables: For each device the bytes of each variable, in the order of their creation.
+            order: The operations that run; by default, all.
+        """
+        operations = self.operations(num_rows)
+        # A GPU reads the next batch during a step.
+        ahead = graph.batch_on_devices(operations) if self._reads_ahead else {}
+        kept = {device: [*sizes, *ahead.get(device, [])] for device, sizes in variables.items()}
+        return liveness.peaks(operations, order or self.order, {graph.HOST: [], **kept})
 
     def operations(self, num_rows: int) -> dict[str, Operation]:
         """Returns the operations on a batch of `num_rows`, with copies between devices."""
@@ -194,9 +211,7 @@ class StepPlanner(Planner):
         num_rows = self.unit * math.ceil(batch / self.unit) // self._rounds
         if num_rows not in self._planned:
             variables = {d: self._weights[d] + self._optimizer[d] for d in self._devices}
-            peaks = liveness.peaks(
-                self._graph.operations(num_rows), self._graph.order, {graph.HOST: [], **variables}
-            )
+            peaks = self._graph.peaks(num_rows, variables)
             self._planned[num_rows] = [
                 self._device(f"{self._role} {number}", device, peaks[device].num_bytes)
                 for number, device in enumerate(self._devices, 1)
@@ -257,7 +272,8 @@ def _traced(
 
     with replaced(strategy.feed, "compile", compile_and_keep):
         CompiledFunctions(model, strategy, options).train(feed)
-    batches = iter(_of_static_sizes(strategy.feed.distribute(data), rows, strategy.num_replicas))
+    elements = strategy.feed.distribute(data, ahead=False)
+    batches = iter(_of_static_sizes(elements, rows, strategy.num_replicas))
     with exact_remat():
         # Its graph is emptied when the function is deleted.
         function = compiled[-1].get_concrete_function(batches, tf.constant(1))

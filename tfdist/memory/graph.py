@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedModelError
 from tfdist.patches.offload import ON_HOST
 from tfdist.upstream.tensorflow_graphs import VIEWS, constant_value, function_graph
 
@@ -190,6 +191,25 @@ def with_transfers(operations: Mapping[str, Operation]) -> dict[str, Operation]:
     return moved
 
 
+def batch_on_devices(operations: Mapping[str, Operation]) -> dict[str, list[int]]:
+    """Returns the bytes of each tensor of the batch, by the device that reads it.
+
+    Args:
+        operations: The result of `with_transfers`.
+    """
+    is_batch = {name for name, one in operations.items() if one.kind == "IteratorGetNext"}
+    read = {
+        (operation.device, name, number)
+        for operation in operations.values()
+        for name, number in operation.inputs
+        if name in is_batch
+    }
+    sizes: dict[str, list[int]] = {}
+    for device, name, number in sorted(read):
+        sizes.setdefault(device, []).append(operations[name].sizes[number])
+    return sizes
+
+
 def on_one_device(operations: Mapping[str, Operation]) -> dict[str, Operation]:
     """Returns the operations on one device `""`, and offloaded activations on `HOST`."""
     return {
@@ -272,6 +292,11 @@ class _Inliner:
         self, op: tf.Operation, inputs: list[Output], after: list[str], device: str
     ) -> Operation:
         static = all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs))
+        if any(t.dtype == tf.string for t in op.inputs) and not all(map(_has_size, op.outputs)):
+            raise UnsupportedModelError(
+                f"The sizes of {op.name} depend on the text, so the memory cannot be predicted. "
+                "Split texts in the data set: dataset.map(lambda x, y: (text_vectorization(x), y))."
+            )
         if op.type in _SHAPE_ONLY and static:
             inputs = []
         sizes = list(map(_size, op.outputs))
@@ -365,12 +390,16 @@ def _needed(graph: tf.Graph) -> set[str]:
     return needed
 
 
+def _has_size(tensor: tf.Tensor) -> bool:
+    return tensor.dtype in (tf.resource, tf.variant) or tensor.shape.is_fully_defined()
+
+
 def _output(tensor: tf.Tensor) -> Output:
     return tensor.op.name, tensor.value_index
 
 
 def _size(tensor: tf.Tensor) -> int:
     """Returns the bytes of a tensor; 0 for a handle and for a tensor of unknown shape."""
-    if tensor.dtype in (tf.resource, tf.variant, tf.string) or not tensor.shape.is_fully_defined():
+    if tensor.dtype in (tf.resource, tf.variant, tf.string) or not _has_size(tensor):
         return 0
     return math.prod(tensor.shape.as_list()) * tensor.dtype.size

@@ -49,6 +49,11 @@ class Feed:
     def _num_shares_of_all(self) -> int:
         return self.num_shares * self._group.size
 
+    @property
+    def on_devices(self) -> bool:
+        """Whether batches are read ahead into the memory of the devices that compute."""
+        return len(self._devices) == 1
+
     def input_context(self) -> tf.distribute.InputContext:
         """Returns the argument of a function that makes this process's data set."""
         group = self._group
@@ -161,6 +166,8 @@ class Feed:
 
 class DevicePrefetch(Feed):
     """Per-replica batches that are copied to the replicas' devices ahead of the step."""
+
+    on_devices = True
 
     def __init__(self, devices: Sequence[str], group: ProcessGroup, places: Sequence[str]) -> None:
         super().__init__(devices, group)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.config import TrainConfig
 from tfdist.console import units
-from tfdist.errors import ConfigurationError
+from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.memory import graph, liveness
 from tfdist.memory.graph import Operation
 from tfdist.memory.liveness import Allocator
@@ -76,6 +76,23 @@ def test_devices_hold_copies_of_remote_tensors() -> None:
     one = graph.on_one_device(operations)
     together = liveness.peaks(one, graph.execution_order(one), {"": [size]})
     assert together[""].num_bytes == 2 * size + 2 * 256
+
+
+def test_the_next_batch_is_on_the_devices_that_read_it() -> None:
+    operations = {
+        "batch": Operation("IteratorGetNext", [], [], [8, 4], device="a"),
+        "x": Operation("MatMul", [("batch", 0)], [], [2], device="a"),
+        "y": Operation("MatMul", [("batch", 0), ("batch", 1), ("x", 0)], [], [2], device="b"),
+    }
+    ahead = graph.batch_on_devices(graph.with_transfers(operations))
+    assert {device: sum(sizes) for device, sizes in ahead.items()} == {"a": 8, "b": 12}
+
+
+def test_texts_that_are_split_in_the_model_are_refused() -> None:
+    split = tf.function(lambda texts: tf.strings.split(texts).values)
+    traced = split.get_concrete_function(tf.TensorSpec([2], tf.string)).graph
+    with pytest.raises(UnsupportedModelError, match="Split texts in the data set"):
+        graph.operations(traced)
 
 
 @pytest.mark.parametrize(

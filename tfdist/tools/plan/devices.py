@@ -13,7 +13,6 @@ from tfdist.memory import (
     Planner,
     StepGraph,
     StepPlanner,
-    liveness,
     optimizer_state,
 )
 from tfdist.memory.graph import HOST
@@ -105,9 +104,8 @@ class ReplicatedStep:
         if key not in self._peaks:
             variables = self._weight_sizes + (self._optimizer_sizes if updates else [])
             order = self._graph.order if updates else self._before_update()
-            operations = self._graph.operations(num_rows)
-            of_devices = liveness.peaks(operations, order, {"": variables, HOST: []})
-            self._peaks[key] = of_devices[""].num_bytes
+            peaks = self._graph.peaks(num_rows, {"": variables}, order)
+            self._peaks[key] = peaks[""].num_bytes
         return self._peaks[key]
 
     def _before_update(self) -> list[str]:
