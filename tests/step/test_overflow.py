@@ -1,4 +1,4 @@
-"""Mixed precision: an overflow on one replica skips the step on all replicas.
+"""Mixed precision: an overflow on one replica, or of their sum, skips the step on all replicas.
 
 As in Keras, the moving statistics of BatchNormalization are still updated.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tfdist import precision
 
 STRATEGIES = ["one_device", "mirrored", "central_storage", "towers"]
 NUM_ROWS = 8
@@ -83,3 +85,56 @@ def test_overflow_on_one_replica_skips_the_step_on_all(strategy: str, row: int) 
     after = state(trainer)
     assert after["iterations"] == before["iterations"] + 1 == 2
     assert not np.array_equal(after["weight 0"], before["weight 0"])
+
+
+class CustomStep(keras.Model):
+    """A step with a loss that is summed over the rows of the batch."""
+
+    def train_step(self, data: tuple) -> dict:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.abs(self(data[0], training=True) - data[1])) / NUM_ROWS
+            scaled = self.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "model", "options", "num_batches"),
+    [
+        ("mirrored", keras.Model, {}, 1),
+        pytest.param("mirrored", keras.Model, {"jit_compile": True}, 1, marks=pytest.mark.long),
+        ("mirrored", keras.Model, {"run_eagerly": True}, 1),
+        ("mirrored", keras.Model, {}, 2),
+        ("mirrored", CustomStep, {}, 1),
+        ("sharded", keras.Model, {}, 1),
+        pytest.param("pipeline", keras.Model, {}, 1, marks=pytest.mark.long),
+    ],
+)
+def test_sum_of_replicas_overflows_as_on_one_device(
+    strategy: str, model: type[keras.Model], options: dict[str, bool], num_batches: int
+) -> None:
+    """There, float16 has to hold the sum over all rows. Each replica has that of half of them."""
+
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,))
+        hidden = layers.Dense(2, kernel_regularizer="l2")(inputs)
+        outputs = layers.Dense(1)(layers.BatchNormalization()(hidden, training=False))
+        built = model(inputs, layers.Activation("linear", dtype="float32")(outputs))
+        every = num_batches if num_batches > 1 else None
+        inner = keras.optimizers.SGD(1e-6, gradient_accumulation_steps=every)
+        optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**17)
+        built.compile(optimizer, "mae", **options)
+        return built
+
+    x, y = np.ones((NUM_ROWS, 3), "float32"), np.full((NUM_ROWS, 1), 9, "float32")
+    fit = {"batch_size": NUM_ROWS // num_batches, "epochs": 4, "verbose": 0}
+    with precision.policy("mixed_float16"):
+        expected = build()
+        expected.fit(x, y, **fit)
+    trainer = tfdist.Trainer(build, strategy, devices=2, precision="mixed_float16")
+    trainer.fit(x, y, **fit)
+    result = trainer.model.optimizer
+    assert int(result.iterations) == int(expected.optimizer.iterations) > 0
+    assert float(result.dynamic_scale) == float(expected.optimizer.dynamic_scale) < 2.0**17

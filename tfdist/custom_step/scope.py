@@ -310,7 +310,7 @@ def _apply(
         # As in Keras, only the scale changes if the gradients overflow.
         scaling = scope.scalings[id(optimizer)]
         unscaled = scaling.unscale(list(grads))
-        finite = scaling.overflows(unscaled) == 0
+        finite = scaling.overflows(dict(enumerate(unscaled))) == 0
         scope.either(
             finite,
             lambda: optimizer.inner_optimizer.apply(unscaled, trainable_variables),

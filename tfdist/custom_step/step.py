@@ -31,6 +31,7 @@ from tfdist.step.state import offset, zeros_beside
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share
 from tfdist.upstream import keras_model, keras_optimizers
+from tfdist.upstream.tensorflow_graphs import is_from_half
 from tfdist.upstream.tensorflow_runtime import op_seeds_by
 
 
@@ -79,6 +80,9 @@ class ReplicaRun(LocalRun):
         parts = {i: self._part(g, how) for i, g in enumerate(local) if g is not None}
         sent = {i: g.values if i in alike else g for i, g in parts.items()}
         sums, _ = all_reduce_gradients(self._strategy, sent, ())
+        for i in sums:
+            if is_from_half(local[i]):  # as on one device, where the sum may overflow
+                sums[i] = tf.cast(tf.cast(sums[i], tf.float16), sums[i].dtype)
         for i in alike:
             sums[i] = tf.IndexedSlices(sums[i], local[i].indices, local[i].dense_shape)
         return [sums.get(i) for i in range(len(local))]

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.groups.fusion import local_sum
 from tfdist.replica.replica import Totals
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduce
-from tfdist.step.loss_scaling import Scaling
+from tfdist.step.loss_scaling import HALF_OVERFLOW, Scaling
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, share
 from tfdist.upstream.keras_optimizers import num_batches_seen
@@ -107,15 +107,31 @@ class GradientAccumulation:
         """
         strategy = self._strategy
 
-        def all_but_gradients(i: int) -> tuple[ReplicaOutputs, tf.Tensor]:
+        def all_but_gradients(i: int) -> tuple[ReplicaOutputs, tf.Tensor, tf.Tensor]:
             rest = local[i]._replace(gradients={}, indices={})
-            overflows = self._scaling.overflows(list(local[i].gradients.values()))
-            sums, overflows = all_reduce(strategy, (rest.summable(), overflows))
-            return sums.with_same(rest), overflows
+            overflows = self._scaling.overflows(local[i].gradients)
+            # Only where a part is that large, the sum can be too large for float16.
+            limit = HALF_OVERFLOW / strategy.num_replicas
+            near = self._scaling.overflows(local[i].gradients, limit)
+            sums, overflows, near = all_reduce(strategy, (rest.summable(), overflows, near))
+            return sums.with_same(rest), overflows, near
+
+        def of_sums() -> list[tf.Tensor]:
+            def on_replica(i: int) -> tf.Tensor:
+                parts = {n: g for n, g in local[i].gradients.items() if isinstance(g, tf.Tensor)}
+                return self._scaling.overflows(all_reduce(strategy, parts), HALF_OVERFLOW)
+
+            return strategy.local_results(strategy.run(on_replica))
 
         rest = strategy.local_results(strategy.run(all_but_gradients))
+        overflows = [of_parts for _, of_parts, _ in rest]
+        if self._scaling.in_half:
+            more = tf.cond(rest[0][2] > 0, of_sums, lambda: [tf.constant(0) for _ in local])
+            overflows = [
+                of_parts + of_sum for of_parts, of_sum in zip(overflows, more, strict=True)
+            ]
         gradients = [outputs.gradients_of(self._trainable) for outputs in local]
-        released = self._add(gradients, [overflows for _, overflows in rest])
+        released = self._add(gradients, overflows)
         return strategy.run(lambda i: rest[i][0]._replace(gradients=released[i]))
 
     def _add(self, local: list[Gradients], overflows: Sequence[tf.Tensor]) -> list[Gradients]:

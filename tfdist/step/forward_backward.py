@@ -158,6 +158,8 @@ def forward_backward(
     connected = {
         i: with_static_shape(g, trainable[i]) for i, g in enumerate(gradients) if g is not None
     }
+    if scaling.active and replica.num_microbatches > 1:
+        scaling.note_parts(connected)
     indices = {}
     for i, gradient in connected.items():
         if not isinstance(pieces(gradient)[0], tf.IndexedSlices):

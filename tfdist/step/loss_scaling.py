@@ -8,7 +8,8 @@ Small gradients are packed for that, because on a GPU each operation is a kernel
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -16,7 +17,11 @@ import tensorflow as tf
 
 from tfdist.groups.fusion import on_each_device, packed_for_kernels
 from tfdist.precision import LossScale
-from tfdist.upstream.tensorflow_graphs import traces_for_xla
+from tfdist.upstream.keras_variables import pieces
+from tfdist.upstream.tensorflow_graphs import is_from_half, traces_for_xla
+
+#: From here on, float32 is rounded to infinity in float16.
+HALF_OVERFLOW = 65520.0
 
 
 class Scaling:
@@ -32,12 +37,15 @@ class Scaling:
     Attributes:
         variables: Variables in addition to those of the optimizer.
         skipped: Number of skipped steps, if the loss is scaled.
+        in_half: Places of gradients that one device computes in float16, where the sum over the
+            rows of all replicas may overflow.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, rule: LossScale | None) -> None:
         self.active = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         self.optimizer = optimizer.inner_optimizer if self.active else optimizer
         self.variables: list[keras.Variable] = []
+        self.in_half: set[int] = set()
         if self.active:
             self._state = optimizer
             self._rule = rule or LossScale(optimizer.initial_scale, optimizer.dynamic_growth_steps)
@@ -48,6 +56,10 @@ class Scaling:
         """Scales a replica's part of the loss before its gradients are computed."""
         return loss * self._state.dynamic_scale if self.active else self.optimizer.scale_loss(loss)
 
+    def note_parts(self, gradients: Mapping[int, Any]) -> None:
+        """Notes which of a replica's gradients, by place, are computed in float16."""
+        self.in_half = {i for i, g in gradients.items() if all(map(is_from_half, pieces(g)))}
+
     def unscale(self, gradients: list) -> list:
         """Divides gradients by the loss scale."""
         if not self.active:
@@ -56,19 +68,30 @@ class Scaling:
         unscaled = iter(on_each_device(self._divided, present))
         return [None if g is None else next(unscaled) for g in gradients]
 
-    def overflows(self, gradients: list) -> tf.Tensor:
-        """Returns 0 if all gradients are finite or no loss is scaled, otherwise more; int32."""
+    def overflows(self, gradients: Mapping[int, Any], limit: Any = None) -> tf.Tensor:
+        """Returns 0 if all gradients are finite or no loss is scaled, otherwise more; int32.
+
+        Args:
+            gradients: By place: tensors, `tf.IndexedSlices`, shards or None.
+            limit: Number that is too large for those which one device computes in float16.
+        """
         if not self.active:
             return tf.constant(0)
         finite: list[tf.Tensor] = []
 
-        def check(tensors: list) -> list:
+        def check(tensors: list, is_finite: Callable[[tf.Tensor], tf.Tensor]) -> list:
             values = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
             few, _ = packed_for_kernels(values)
-            finite.extend(tf.reduce_all(tf.math.is_finite(v)) for v in few)
+            finite.extend(tf.reduce_all(is_finite(v)) for v in few)
             return tensors
 
-        on_each_device(check, [g for g in gradients if g is not None])
+        checks = (tf.math.is_finite, lambda v: tf.abs(v) < tf.cast(limit, v.dtype))
+        for is_limited, is_finite in enumerate(checks):
+            places = [
+                i for i in gradients if (limit is not None and i in self.in_half) == is_limited
+            ]
+            present = [p for i in places for p in pieces(gradients[i]) if p is not None]
+            on_each_device(functools.partial(check, is_finite=is_finite), present)
         if not finite:
             return tf.constant(0)
         # Stacked before they are counted: GPUs leave sums of int32 to the host.
@@ -83,15 +106,19 @@ class Scaling:
         """Unscales reduced gradients, and commits the step if they are finite.
 
         Args:
-            gradients: Tensors, `tf.IndexedSlices` or None, the same on every replica, or shards.
+            gradients: By place: tensors, `tf.IndexedSlices` or None, the same on every replica, or
+                shards.
             commit: Applies unscaled gradients and all other changes of the step.
             any_of_shards: See `Strategy.any_of_parts`.
         """
         if not self.active:
             commit(gradients)
             return
-        unscaled = self.unscale(gradients)
-        finite = ~any_of_shards(self.overflows(unscaled) > 0)
+        unscaled = tf.nest.pack_sequence_as(gradients, self.unscale(tf.nest.flatten(gradients)))
+        # Those of several batches are added in float32, also on one device.
+        is_of_batch = not self.optimizer.gradient_accumulation_steps
+        limit = HALF_OVERFLOW / self._state.dynamic_scale if is_of_batch else None
+        finite = ~any_of_shards(self.overflows(dict(enumerate(unscaled)), limit) > 0)
 
         def apply_step() -> tf.Tensor:
             commit(unscaled)

@@ -115,10 +115,9 @@ class TrainStep:
             by_index = self._state.rows.lookups.of_batch(sums.gradients_of(self._trainable))
             gradients = [by_index.get(i) for i in range(len(self._trainable))]
 
-            def clip_and_apply(unscaled: list) -> None:
+            def clip_and_apply(in_order: list) -> None:
                 if self._trainable:
                     with optimizers_of_one_device(), _known_assignments(optimizer, self._strategy):
-                        in_order = tf.nest.pack_sequence_as(gradients, unscaled)
                         self.scaling.apply_gradients(in_order, self._trainable)
                         if self._norm is not None:  # of the gradients before they are clipped
                             norm = tf.cast(global_norm(optimizer, in_order), self._norm.dtype)
@@ -132,7 +131,7 @@ class TrainStep:
             # a step that is skipped because gradients overflow still changes the state.
             self._state.commit(sums.state, only_finite=self.scaling.active)
             any_overflow = self._strategy.variables.any_of_parts
-            self.scaling.apply(tf.nest.flatten(gradients), clip_and_apply, any_overflow)
+            self.scaling.apply(gradients, clip_and_apply, any_overflow)
             self._strategy.variables.after_update(self._model.variables)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(optimizer.iterations)

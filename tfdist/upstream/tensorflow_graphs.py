@@ -369,6 +369,26 @@ def depends_on_inputs(function: Any) -> bool:
     return False
 
 
+def is_from_half(gradient: Any) -> bool:
+    """Returns whether the gradient of a float32 weight was computed in float16, and then cast.
+
+    That of one that is read in float16 in several places is not: it is summed in float32.
+    """
+    if not isinstance(gradient, tf.Tensor) or gradient.dtype == tf.float16:
+        return False
+    if not tf.is_symbolic_tensor(gradient):
+        rounded = tf.cast(tf.cast(gradient, tf.float16), gradient.dtype)
+        return bool(tf.reduce_all(rounded == gradient))
+
+    def num_casts(tensor: tf.Tensor) -> int:
+        operation = tensor.op
+        if operation.type in ("Identity", "Add", "AddV2", "AddN"):  # also of a regularizer
+            return sum(map(num_casts, operation.inputs))
+        return operation.type == "Cast" and operation.inputs[0].dtype == tf.float16
+
+    return num_casts(gradient) == 1
+
+
 def has_custom_gradient(operation: tf.Operation) -> bool:
     """Returns whether an `IdentityN` holds the outputs of a `tf.custom_gradient` function."""
     with suppress(ValueError):
