@@ -41,12 +41,23 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--replicas", type=PositiveInt, default=2, metavar="N", help="replicas of each strategy"
     )
+    parser.add_argument(
+        "--strategies", nargs="+", choices=list(STRATEGIES), default=list(STRATEGIES),
+        metavar="NAME", help="strategies beside one_device (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--one-thread", action="store_true",
+        help="each device computes with one thread, so that devices do not share cores, if there "
+        "are as many cores as replicas",
+    )  # fmt: skip
     harness.add_arguments(parser, steps=5, rounds=3, table=True, chart=True)
 
 
 def run(
     batch: int,
     replicas: int,
+    strategies: Sequence[str],
+    one_thread: bool,
     steps: int,
     rounds: int,
     output: harness.Output,
@@ -62,7 +73,8 @@ def run(
     chosen = networks.tiny() if smoke else networks.from_flags(**network)
     if smoke:
         batch, steps, rounds = 4, 2, 1
-    results, absent = measure(chosen, batch, replicas, steps, rounds)
+    only = dict.fromkeys([ALONE, *strategies])
+    results, absent = measure(chosen, batch, replicas, steps, rounds, list(only), one_thread)
     conclude(f"{chosen.model}, per-replica batch {batch}", results, absent, output)
 
 
@@ -73,6 +85,7 @@ def measure(
     num_steps: int,
     num_rounds: int,
     only: Sequence[str] = tuple(STRATEGIES),
+    one_thread: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Returns a row for each strategy, the fastest first, and why others are not measured.
 
@@ -85,6 +98,7 @@ def measure(
         num_steps: Steps of a measurement.
         num_rounds: Measurements of each strategy.
         only: Strategies to measure, one_device among them.
+        one_thread: Whether each device computes with one thread.
 
     Raises:
         LaunchError: The training on one device fails.
@@ -97,7 +111,7 @@ def measure(
                 absent[name] = why
                 continue
             try:
-                ready[name] = _start(name, network, batch, replicas, num_steps, stack)
+                ready[name] = _start(name, network, batch, replicas, num_steps, stack, one_thread)
                 ready[name]()  # compiles
             except LaunchError as error:
                 if name == ALONE:
@@ -136,18 +150,24 @@ def _start(
     replicas: int,
     num_steps: int,
     stack: contextlib.ExitStack,
+    one_thread: bool,
 ) -> Callable[[], Sample]:
     """Starts the processes of a strategy, and returns what measures its slowest worker."""
     from tfdist.tools.plan import step_profile
 
     declared = STRATEGIES[name]
     is_joined = not declared.by_horovod or requirements.horovod_version() is not None
+    # Several devices run operations at the same time, and a process waits for others in one thread.
+    several = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": str(replicas)}
+    environ = several if one_thread else {}
     if name == ALONE:
-        pool, devices, number = step_profile.pool(), 1, 1
+        alone = environ | {"TF_NUM_INTEROP_THREADS": "1"} if one_thread else {}
+        pool, devices, number = step_profile.pool(environ=alone), 1, 1
     elif declared.across_processes and declared.min_devices == 1 and is_joined:
-        pool, devices, number = step_profile.pool(replicas, "processes"), 1, replicas
+        pool, devices = step_profile.pool(replicas, "processes", environ), 1
+        number = replicas
     else:
-        pool, devices, number = step_profile.pool(), replicas, replicas
+        pool, devices, number = step_profile.pool(environ=environ), replicas, replicas
     stack.enter_context(pool)
 
     def ask() -> Sample:

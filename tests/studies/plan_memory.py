@@ -178,7 +178,7 @@ def _allocations(folder: Path) -> Iterator[Allocation]:
 
 def _is_tensor(one: Allocation) -> bool:
     """Returns whether an allocation is no workspace: convolutions unfold patches into one."""
-    is_unfolded = one.region == "temp" and "Conv" in one.operation.rpartition("/")[-1]
+    is_unfolded = one.region == "temp" and "conv" in one.operation.rpartition("/")[-1].lower()
     return one.region in _OF_TENSORS and not is_unfolded
 
 

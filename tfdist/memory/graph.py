@@ -300,7 +300,9 @@ class _Inliner:
         if op.type in _SHAPE_ONLY and static:
             inputs = []
         sizes = list(map(_size, op.outputs))
-        if op.type in _INTO_LISTS:
+        if op.type == "TensorListPopBack":
+            inputs = inputs[:1] * 2  # the rest of the list, and the tensor that is taken from it
+        elif op.type in _INTO_LISTS:
             times = 1 if op.type == "TensorListFromTensor" else self._iterations
             sizes = [times * _size(op.inputs[_INTO_LISTS[op.type]])]
         elif op.type == "Einsum":

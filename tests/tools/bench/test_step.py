@@ -64,6 +64,16 @@ def test_device_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert chart.exists()
 
 
+def test_sweep_smoke(tmp_path: Path) -> None:
+    results, chart = tmp_path / "sweep.json", tmp_path / "sweep.png"
+    assert main(["sweep", "--smoke", "--json", str(results), "--chart", str(chart)]) == 0
+    rows = json.loads(results.read_text())["results"]
+    assert [row["batch"] for row in rows] == [1, 8]
+    assert all(0 < row["utilization"] < 1.1 for row in rows)
+    assert sum(row.get("saturates", False) for row in rows) == 1
+    assert chart.exists()
+
+
 @pytest.mark.parametrize("model", ["mlp", pytest.param("resnet", marks=pytest.mark.long)])
 def test_smoke_measures_every_contender(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

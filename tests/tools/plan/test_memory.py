@@ -212,8 +212,47 @@ def test_own_models_are_planned_as_shapes(tmp_path: Path) -> None:
         # Each iteration of the loop keeps tensors for the backward pass.
         assert step.peak(1000) > 1000 * 50 * (8 + 16 + 5 * 4) * 4
     assert ReplicatedStep(Program("digits")).optimizer > 0
+    layout = auto.Layout("mirrored", 2, 1, remat="offload")
+    train = auto.command(Program("digits"), layout, 64, {})
+    assert train.endswith("digits --batch-size 64 --strategy mirrored --devices 2 "
+                          "--offload-activations")  # fmt: skip
+    assert auto.command(of_file, layout, 64, {}) == (
+        "tfdist.Trainer(build_model, tfdist.strategies.create('mirrored', 2), "
+        "offload_activations=True).fit(x, y, batch_size=64)"
+    )
     large = Network("mlp", (100_000,), settings={"units": (400_000, 400_000)})
     assert ReplicatedStep(large).peak(8) > 3e12
+
+
+_SUBCLASSED = """
+import keras
+
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4)
+
+    def call(self, x):
+        return self.dense(x)
+
+def build_model({}):
+    model = Net()
+    model.compile("adam", "mse")
+    return model
+"""
+
+
+def test_subclassed_models_are_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the shape of an example. Refused are files without a function that makes the model."""
+    file = tmp_path / "subclassed_model.py"
+    file.write_text(_SUBCLASSED.format(""))
+    assert ReplicatedStep(Program(str(file), sizes=(8,))).weights == 4 * (8 * 4 + 4)
+    assert plan.main(["memory", str(file)]) == 1
+    assert "Name the shape of an example with --input" in capsys.readouterr().err
+    for name, text in (("a.py", _SUBCLASSED.format("width")), ("b.py", "model = None")):
+        (tmp_path / name).write_text(text)
+        assert plan.main(["memory", str(tmp_path / name)]) == 1
+        assert "a function build_model() without arguments" in capsys.readouterr().err
 
 
 def test_auto_prefers_the_fastest_layout_that_fits(capsys: pytest.CaptureFixture[str]) -> None:

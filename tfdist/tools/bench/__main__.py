@@ -16,6 +16,7 @@ COMMANDS = {
     "input": "tfdist.tools.bench.input",
     "scaling": "tfdist.tools.bench.scaling",
     "step": "tfdist.tools.bench.step",
+    "sweep": "tfdist.tools.bench.sweep",
 }
 
 

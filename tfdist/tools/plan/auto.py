@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json as json_format
 import math
-import re
 import shlex
 import subprocess
 import sys
@@ -14,15 +13,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psutil
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from tfdist import cluster
 from tfdist.config import TrainConfig
 from tfdist.console import folders, tables, units
-from tfdist.errors import ConfigurationError, UnsupportedModelError, did_you_mean
+from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.tools.plan import cards as cards_table
 from tfdist.tools.plan import network as networks
+from tfdist.tools.plan.cards import Card
 from tfdist.tools.plan.exchange import PAYLOAD, Link, Profile, Wires, step
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _OF_FLOPS, _OF_BANDWIDTH = 0.45, 0.8
 #: Bytes per second between a card and its host: PCIe 4.0, of whose 32 GB/s half is reached.
 _TO_HOST = 16e9
 #: Memory that TensorFlow leaves to CUDA on each card; `plan memory` has the source.
-_RESERVE = 1800 * 2**20
+RESERVE = 1800 * 2**20
 _MOST_ROUNDS = 64
 #: Buckets of gathered weights that `sharded` keeps at a time, at least of the largest weight.
 _GATHERED = 3
@@ -47,44 +47,6 @@ _PER_MICRO_BATCH = 0.7e-3
 #: Imbalance of the stages of a pipeline.
 _LARGEST_STAGE = 1.2
 _BEST = 5
-
-
-class Card(NamedTuple):
-    """An accelerator.
-
-    Attributes:
-        memory: Bytes.
-        flops: Operations per second of matrix products in float32, or TF32, which TensorFlow uses
-            from Ampere on; 0: unknown.
-        half_flops: The same in 16 bits with float32 sums, dense.
-        bandwidth: Bytes per second of its memory.
-        inner: Bytes per second between the cards of a host, in one direction.
-        price: Dollars per hour of one card, on demand; 0: unknown.
-        source: Where the numbers are from.
-    """
-
-    memory: float
-    flops: float = 0.0
-    half_flops: float = 0.0
-    bandwidth: float = 0.0
-    inner: float = 32e9
-    price: float = 0.0
-    source: str = ""
-
-
-#: Numbers are the maker's, of data sheets. Prices are list prices of AWS in us-east-1, divided by
-#: the cards of the machine; they change, and `--price` replaces them.
-CARDS = {
-    "T4": Card(16e9, 8.1e12, 65e12, 320e9, 16e9, 0.53, "NVIDIA T4 data sheet; g4dn.xlarge"),
-    "V100": Card(16e9, 15.7e12, 125e12, 900e9, 150e9, 3.06, "V100 data sheet; p3.2xlarge"),
-    "A10G": Card(24e9, 62.5e12, 125e12, 600e9, 32e9, 1.01, "A10 data sheet; g5.xlarge"),
-    "L4": Card(24e9, 60e12, 121e12, 300e9, 32e9, 0.80, "NVIDIA L4 data sheet; g6.xlarge"),
-    "A100-40GB": Card(40e9, 156e12, 312e12, 1555e9, 300e9, 4.10, "A100 data sheet; p4d.24xlarge"),
-    "A100-80GB": Card(80e9, 156e12, 312e12, 2039e9, 300e9, 5.12, "A100 data sheet; p4de.24xlarge"),
-    "H100": Card(80e9, 494e12, 989e12, 3350e9, 450e9, 12.29, "H100 SXM data sheet; p5.48xlarge"),
-    "H200": Card(141e9, 494e12, 989e12, 4800e9, 450e9, 0.0, "H200 SXM data sheet"),
-    "RTX4090": Card(24e9, 82.6e12, 165e12, 1008e9, 32e9, 0.0, "NVIDIA Ada GPU architecture paper"),
-}
 
 
 class Cluster(NamedTuple):
@@ -107,7 +69,7 @@ class Cluster(NamedTuple):
     @property
     def room(self) -> float:
         """Bytes of a card that are available for tensors."""
-        return self.card.memory - _RESERVE
+        return self.card.memory - RESERVE
 
 
 class Layout(NamedTuple):
@@ -129,6 +91,19 @@ class Layout(NamedTuple):
         """The strategy with what it shards."""
         return f"{self.strategy} {self.shard}".strip()
 
+    def options(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the options of the strategy and of the trainer that differ from the defaults."""
+        of_strategy: dict[str, Any] = {"shard": self.shard, "offload": self.offload}
+        of_trainer: dict[str, Any] = {"accumulate": self.accumulate, "remat": self.remat}
+        if self.remat == "offload":
+            of_trainer |= {"remat": "none", "offload_activations": True}
+        defaults = ("", "none", 1)
+        of_strategy, of_trainer = (
+            {name: value for name, value in one.items() if value is True or value not in defaults}
+            for one in (of_strategy, of_trainer)
+        )
+        return of_strategy, of_trainer
+
     def flags(self) -> list[str]:
         """Returns the flags of the training command."""
         axis = {"sharded": "shard", "pipeline": "pipeline"}.get(self.strategy)
@@ -137,12 +112,10 @@ class Layout(NamedTuple):
             given += ["--devices", str(self.num_cards)]
         if axis and self.num_hosts > 1:
             given = ["--mesh", f"data={self.num_hosts},{axis}={self.num_cards}"]
-        options = {"accumulate": self.accumulate, "remat": self.remat, "shard": self.shard,
-                   "offload": self.offload}  # fmt: skip
-        for name, value in options.items():
-            if value not in (1, "none", "", "offload"):
-                given += [f"--{name}", str(value)]
-        return [*given, "--offload-activations"] if self.remat == "offload" else given
+        of_strategy, of_trainer = self.options()
+        for name, value in (of_strategy | of_trainer).items():
+            given += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return given
 
 
 class Choice(NamedTuple):
@@ -201,7 +174,7 @@ def run(
         ConfigurationError: A flag has an invalid value, or nothing fits.
     """
     tables.check_path(table, ".md", ".csv")
-    per_host, card = parsed_cards(cards)
+    per_host, card = cards_table.parsed(cards)
     outer = networks.link("--link", link, "--latency", latency, PAYLOAD)
     workload = networks.from_flags(**network)
     batch = networks.global_batch(batch_size, workload)
@@ -220,7 +193,7 @@ def run(
         )
     price = card.price if price is None else price
     _show(fitting, reasons, batch, examples, price, table)
-    print(command(workload.model, fitting[0].layout, batch, network))
+    print(command(workload, fitting[0].layout, batch, network))
     if json:
         best = fitting[0]
         planned = units.format_bytes(best.num_bytes)
@@ -244,7 +217,7 @@ def applied(config: TrainConfig) -> tuple[TrainConfig, str]:
         raise ConfigurationError(
             "--auto chooses for the devices of one process. Use tfdist plan auto --hosts N."
         )
-    given = ["--cards", _cards_of_this_host(), "--batch-size", str(config.batch_size)]
+    given = ["--cards", cards_table.of_this_host(), "--batch-size", str(config.batch_size)]
     given += ["--optimizer", config.optimizer, "--precision", config.precision]
     given += ["--model", config.model] if config.model else []
     for name, value in config.set.items():
@@ -261,15 +234,10 @@ def applied(config: TrainConfig) -> tuple[TrainConfig, str]:
         layout = Layout(**chosen_layout["layout"])
     if config.verbose != 0:
         print(done.stdout)
-    options: dict[str, Any] = {"shard": layout.shard or None}
-    options["offload"] = layout.offload if layout.shard else None
-    if layout.remat == "offload":
-        options, layout = options | {"offload_activations": True}, layout._replace(remat="none")
+    of_strategy, of_trainer = layout.options()
     several = None if layout.strategy == "one_device" else layout.num_cards
-    configured = config.model_copy(
-        update={"strategy": layout.strategy, "devices": several, "remat": layout.remat,
-                "accumulate": layout.accumulate, "auto": False, **options}
-    )  # fmt: skip
+    fields = {"strategy": layout.strategy, "devices": several, "auto": False}
+    configured = config.model_copy(update=fields | of_strategy | of_trainer)
     return configured, chosen_layout["planned"]
 
 
@@ -279,26 +247,6 @@ def _changed(config: TrainConfig) -> set[str]:
         name for name, field in type(config).model_fields.items()
         if getattr(config, name) != field.get_default(call_default_factory=True)
     }  # fmt: skip
-
-
-def _cards_of_this_host() -> str:
-    """Returns the GPUs as `--cards` takes them, or the host's memory as one card.
-
-    Raises:
-        ConfigurationError: The GPUs are of a kind whose memory is unknown.
-    """
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        return f"1x{psutil.virtual_memory().available // 10**6}MB"
-    name = tf.config.experimental.get_device_details(gpus[0]).get("device_name", "")
-    for card in CARDS:
-        if all(part in name.replace(" ", "").upper() for part in card.split("-")):
-            return f"{len(gpus)}x{card}"
-    raise ConfigurationError(
-        f"--auto does not know the GPU {name!r}. Use tfdist plan auto --cards {len(gpus)}xSIZE."
-    )
 
 
 def search(
@@ -415,40 +363,19 @@ class Estimate:
         return total
 
 
-def parsed_cards(text: str) -> tuple[int, Card]:
-    """Returns the number per host and the card that `2x24GB` or `8xH100` describes.
-
-    Raises:
-        ConfigurationError: The syntax is invalid, or there is no such card.
-    """
-    match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+)", text.strip())
-    name = match[2] if match else ""
-    number = int(match[1] or 1) if match else 1
-    if name.upper() in CARDS:
-        return number, CARDS[name.upper()]
-    try:
-        return number, Card(units.num_bytes(name))
-    except ConfigurationError:
-        raise ConfigurationError(
-            f"--cards {text}: expected a number of cards per host and their memory or name, such "
-            f"as 2x24GB or 8xH100, of {', '.join(CARDS)}.{did_you_mean(name.upper(), CARDS)}"
-        ) from None
-
-
-def command(program: str, layout: Layout, batch: int, network: dict[str, Any]) -> str:
+def command(
+    workload: networks.Workload, layout: Layout, batch: int, network: dict[str, Any]
+) -> str:
     """Returns the command line that trains a recipe so, or the arguments of `Trainer`."""
-    if program.endswith(".keras") or program.startswith("hub:") or not network.get("program"):
-        of_strategy = {"shard": layout.shard or "none", "offload": layout.offload}
-        arguments = [repr(layout.strategy), str(layout.num_cards), *_differing(of_strategy)]
-        offloads = layout.remat == "offload"
-        options = _differing(
-            {"accumulate": layout.accumulate, "remat": "none" if offloads else layout.remat}
+    if not getattr(workload, "is_recipe", False):
+        of_strategy, of_trainer = (
+            [f"{name}={value!r}" for name, value in one.items()] for one in layout.options()
         )
-        options += ["offload_activations=True"] if offloads else []
+        arguments = [repr(layout.strategy), str(layout.num_cards), *of_strategy]
         strategy = f"tfdist.strategies.create({', '.join(arguments)})"
-        trainer = f"tfdist.Trainer({', '.join(['build_model', strategy, *options])})"
+        trainer = f"tfdist.Trainer({', '.join(['build_model', strategy, *of_trainer])})"
         return f"{trainer}.fit(x, y, batch_size={batch})"
-    words = ["python", "-m", "tfdist.train", "--recipe", program, "--batch-size", str(batch)]
+    words = ["python", "-m", "tfdist.train", "--recipe", workload.model, "--batch-size", str(batch)]
     for name in ("model", "optimizer", "precision"):
         words += [f"--{name}", network[name]] if network.get(name) else []
     for setting in network.get("set") or ():
@@ -458,11 +385,6 @@ def command(program: str, layout: Layout, batch: int, network: dict[str, Any]) -
         hosts = ",".join(f"HOST{n}" for n in range(1, layout.num_hosts + 1))
         words = ["python", "-m", "tfdist.launch", "--hosts", hosts, "--", *words]
     return shlex.join(words)
-
-
-def _differing(options: dict[str, Any]) -> list[str]:
-    """Returns the arguments that are not what they are by default."""
-    return [f"{name}={value!r}" for name, value in options.items() if value not in (1, "none")]
 
 
 def _layouts(cluster: Cluster, batch: int, remats: Sequence[str]) -> Iterator[Layout]:
@@ -484,6 +406,14 @@ def _layouts(cluster: Cluster, batch: int, remats: Sequence[str]) -> Iterator[La
                 yield base._replace(accumulate=2**power, remat=remat)
 
 
+def of_each_kind(fitting: Sequence[Choice]) -> list[Choice]:
+    """Returns the fastest choice of each layout: more rounds of the same one are only slower."""
+    kinds: dict[Layout, Choice] = {}
+    for one in fitting:
+        kinds.setdefault(one.layout._replace(accumulate=1), one)
+    return list(kinds.values())
+
+
 def _measured_ms(workload: networks.Workload) -> float:
     from tfdist.tools.plan import step_profile
 
@@ -497,11 +427,7 @@ def _show(
     """Prints the best choices, one for each way to save memory, and why others fall out."""
     header = ["strategy", "cards", "rows", "accumulate", "remat", "offload", "memory",
               "ms", "hours", "dollars"]  # fmt: skip
-    # More rounds of the same layout are only slower.
-    kinds: dict[Layout, Choice] = {}
-    for one in fitting:
-        kinds.setdefault(one.layout._replace(accumulate=1), one)
-    best = list(kinds.values())[:_BEST]
+    best = of_each_kind(fitting)[:_BEST]
 
     def hours_of(one: Choice) -> float:
         return one.seconds * examples / batch / 3600

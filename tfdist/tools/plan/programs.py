@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,11 @@ class Program:
         return self.overrides.get("precision")
 
     @property
+    def is_recipe(self) -> bool:
+        """Whether the training command takes it."""
+        return self._recipe is not None
+
+    @property
     def batch_size(self) -> int | None:
         """The recipe's batch size, or None."""
         return None if self._recipe is None else self._config.batch_size
@@ -87,9 +93,20 @@ class Program:
             return None
         if self.model.endswith(".py"):
             module = recipes.module_of_file(Path(self.model))
-            if not hasattr(module, "DEFAULTS") and hasattr(module, "build_model"):
+            if not hasattr(module, "DEFAULTS"):
+                self._check(getattr(module, "build_model", None))
                 return None
         return recipes.find(self.model)
+
+    def _check(self, build_model: Any) -> None:
+        """Raises an error unless a file's `build_model` can be called."""
+        try:
+            inspect.signature(build_model).bind()
+        except TypeError:
+            raise ConfigurationError(
+                f"{self.model}: expected a recipe, or a function build_model() without arguments "
+                "that returns the compiled model."
+            ) from None
 
     @functools.cached_property
     def _config(self) -> TrainConfig:
@@ -210,7 +227,7 @@ def _spec_of(model: keras.Model, sizes: Sequence[int], name: str) -> Any:
         return keras.KerasTensor((None, *shape), leaf.dtype, name=leaf.name)
 
     inputs: Any = getattr(model, "input", None)
-    if inputs is None and model.inputs:  # a Sequential model
+    if inputs is None and getattr(model, "inputs", None):  # a Sequential model
         (inputs,) = model.inputs
     if inputs is None:
         if not sizes:

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist import strategies
+from pipelines.cores import num_bound_cores
+from tfdist import devices, strategies
 from tfdist.cluster.launcher.worker_pool import WorkerPool
 from tfdist.console import files
 from tfdist.errors import ConfigurationError
@@ -44,6 +45,7 @@ class Sample(NamedTuple):
         gradient_bytes: Bytes of the gradients of all trainable weights.
         peak_bytes: Peak memory of all devices of the process since its start.
         device: "CPU", or the name of the GPU.
+        utilization: Of the GPU in the last second, or of all cores in the steps, 0 to 1.
     """
 
     seconds: float
@@ -52,24 +54,34 @@ class Sample(NamedTuple):
     gradient_bytes: int
     peak_bytes: int
     device: str
+    utilization: float
 
 
 class StepTimes(keras.callbacks.Callback):
-    """Records the time at which each step ends."""
+    """Records the time at which each step ends, and the processor time until then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ends: list[float] = []
+        self._processor: list[float] = []
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.ends = []
+        self.ends, self._processor = [], []
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.ends.append(time.perf_counter())
+        self._processor.append(time.process_time())
 
     def seconds(self, skip: int = 0) -> float:
         """Returns the median time between two ends, without the first `skip` of them."""
         return statistics.median(b - a for a, b in itertools.pairwise(self.ends[skip:]))
+
+    def utilization(self, skip: int = 0) -> float:
+        """Returns the part of the GPU in the last second, or of all cores, that steps used."""
+        if gpus := devices.gpu_use():
+            return gpus[0].busy
+        busy = self._processor[-1] - self._processor[skip]
+        return busy / (self.ends[-1] - self.ends[skip]) / num_bound_cores()
 
 
 def pool(
@@ -100,18 +112,18 @@ def _sample(
     network: Workload,
     batch: int,
     strategy: str,
-    devices: int,
+    num_devices: int,
     num_steps: int,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Sample:
-    created = strategies.create(strategy, devices, **options)
+    created = strategies.create(strategy, num_devices, **options)
     trainer = Trainer(
         network.build, strategy=created, precision=network.precision, steps_per_call=1
     )
     data, times = tf.data.Dataset.from_tensors(network.batch(batch)).repeat(), StepTimes()
     # The first two steps compile and create the optimizer's variables.
     trainer.fit(data, steps_per_epoch=num_steps + 2, verbose=0, callbacks=[times])
-    seconds = times.seconds(skip=1)
+    seconds, utilization = times.seconds(skip=1), times.utilization(skip=1)
     names = trainer.strategy.devices
     peak = sum(map(_peak, _allocators(names)))  # before `measure_exchange`, which needs more memory
     exchanged = reports.measure_exchange(trainer.strategy, trainer.model)
@@ -123,6 +135,7 @@ def _sample(
         sum(4 * int(w.value.shape.num_elements()) for w in weights),
         peak,
         _device_name(names[0]),
+        utilization,
     )
 
 
