@@ -136,22 +136,16 @@ def check(
     for _ in range(num_epochs):
         epoch, num_read = Epoch(), Counter[int]()
         for dataset in read_by_worker:
-            batches = _batches(dataset)
+            try:
+                batches = [batch.tolist() for batch in dataset.as_numpy_iterator()]
+            except tf.errors.OpError as error:
+                raise DataError(cause_of(error)) from None
             epoch.workers.append((sum(map(len, batches)), len(batches)))
             num_read.update(hashed for batch in batches for hashed in batch)
         epoch.never_read = [places[h][0] for h in (expected - num_read).elements()]
         epoch.read_again = [places.get(h, ["foreign"])[0] for h in (num_read - expected).elements()]
         epochs.append(epoch)
     return epochs
-
-
-def _batches(dataset: tf.data.Dataset) -> list[list[int]]:
-    import tensorflow as tf
-
-    try:
-        return [batch.tolist() for batch in dataset.as_numpy_iterator()]
-    except tf.errors.OpError as error:
-        raise DataError(cause_of(error)) from None
 
 
 def _places(directory: AnyPath, index: Index) -> dict[int, list[str]]:

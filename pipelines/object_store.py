@@ -97,22 +97,18 @@ def store_of(root: str, for_uploads: bool = False) -> Any:
         retry |= UPLOAD_RETRY
     if root.startswith(("s3://", "s3a://")):
         options = _profile_credentials()
-        if endpoint := _endpoint():
+        given = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
+        for name, address in given.items():
+            if not re.match("https?://.", address):
+                raise DataError(
+                    f"{name}={address!r}: expected a URL such as http://localhost:9000; set it to "
+                    "one, or unset it"
+                )
+        if endpoint := next(iter(given.values()), None):
             options["endpoint"] = endpoint
             client["allow_http"] = endpoint.startswith("http://")
     with translated(root):
         return stores.from_url(root, client_options=client, retry_config=retry, **options)
-
-
-def _endpoint() -> str | None:
-    given = {name: os.environ[name] for name in _ENDPOINTS if name in os.environ}
-    for name, address in given.items():
-        if not re.match("https?://.", address):
-            raise DataError(
-                f"{name}={address!r}: expected a URL such as http://localhost:9000; "
-                "set it to one, or unset it"
-            )
-    return next(iter(given.values()), None)
 
 
 def _profile_credentials() -> dict[str, Any]:

@@ -169,7 +169,9 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
 
     from pipelines.format.examples import decode
 
-    image = next((f for f in index.features if _can_be_shown(f)), None)
+    pixels = [f for f in index.features if f.dtype == "uint8" and len(f.shape) in (2, 3)]
+    shown = [f for f in pixels if len(f.shape) == 2 or f.shape[2] in (1, 3, 4)]
+    image = next((f for f in index.features if f.is_image or f in shown), None)
     label = next((f for f in index.features if f.label_names and not f.shape), None)
     if image is None or not records:
         return 0
@@ -186,13 +188,6 @@ def contact_sheet(records: Sequence[bytes], index: Index, path: Path) -> int:
         captions.append(_format_value(example[label.name].numpy(), label) if label else "")
     _save_sheet(images, captions, path)
     return len(images)
-
-
-def _can_be_shown(feature: Feature) -> bool:
-    return feature.is_image or (
-        feature.dtype == "uint8"
-        and (len(feature.shape) == 2 or (len(feature.shape) == 3 and feature.shape[2] in (1, 3, 4)))
-    )
 
 
 def _format_value(value: object, feature: Feature) -> str:

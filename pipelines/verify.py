@@ -112,12 +112,6 @@ def verify(directory: AnyPath, *, decode: bool, num_workers: int) -> list[Findin
         description=f"checking {len(tasks)} shards",
         num_records=index.num_records,
     )
-    _check_together(directory, index, findings)
-    return findings
-
-
-def _check_together(directory: AnyPath, index: Index, findings: Sequence[Findings]) -> None:
-    """Reports wrong offsets, and copies of shards, whose records would be read twice per epoch."""
     first: dict[str, str] = {}
     mismatches = offsets.mismatches(directory, index)
     for shard, findings_of_shard in zip(index.shards, findings, strict=True):
@@ -129,6 +123,7 @@ def _check_together(directory: AnyPath, index: Index, findings: Sequence[Finding
             findings_of_shard.problems.append(
                 f"has the same content as {name}: records would be read twice"
             )
+    return findings
 
 
 def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
@@ -137,7 +132,16 @@ def _check(task: _Task, advance: parallel_tasks.Advance) -> Findings:
     try:
         num_bytes = storage.num_bytes(task.path)
         _check_records(task, findings, advance)
-        _check_whole(task, findings, num_bytes)
+        shard = task.shard
+        if num_bytes != shard.num_bytes:
+            findings.problems.append(f"the index lists {shard.num_bytes} bytes, found {num_bytes}")
+        if findings.num_records != shard.num_records:
+            findings.problems.append(
+                f"the index lists {shard.num_records} records, read {findings.num_records}"
+            )
+        # Only if nothing else was found, because a checksum does not show what is different.
+        if not findings.problems and sha256_of(task.path) != shard.sha256:
+            findings.problems.append("SHA-256 differs from the index: this is another file")
     except DataError as error:  # of an object store
         findings.problems.append(str(error))
     except OSError as error:
@@ -186,20 +190,6 @@ def _can_be_read(data: bytes | list[bytes], task: _Task) -> bool:
     except (tf.errors.OpError, UnicodeDecodeError):  # messages may quote undecodable bytes
         return False
     return True
-
-
-def _check_whole(task: _Task, findings: Findings, num_bytes: int) -> None:
-    """Compares size, number of records and SHA-256 of the whole file with the index."""
-    shard = task.shard
-    if num_bytes != shard.num_bytes:
-        findings.problems.append(f"the index lists {shard.num_bytes} bytes, found {num_bytes}")
-    if findings.num_records != shard.num_records:
-        findings.problems.append(
-            f"the index lists {shard.num_records} records, read {findings.num_records}"
-        )
-    # Only if nothing else was found, because a checksum does not show what is different.
-    if not findings.problems and sha256_of(task.path) != shard.sha256:
-        findings.problems.append("SHA-256 differs from the index: this is another file")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
@@ -49,12 +49,6 @@ def shard_name(number: int, num_shards: int) -> str:
     return f"data-{number:05d}-of-{num_shards:05d}.tfrecord"
 
 
-class _Compressor(Protocol):
-    def compress(self, data: bytes, /) -> bytes: ...
-
-    def flush(self) -> bytes: ...
-
-
 class ShardWriter:
     """Context manager that writes records to a new file. The same records give the same bytes.
 
@@ -75,7 +69,9 @@ class ShardWriter:
     def __init__(self, path: AnyPath, compression: Compression = "", num_open: int = 1) -> None:
         self._path = path
         self._file = path.open("wb") if isinstance(path, Path) else path.open_upload(num_open)
-        self._compressor = _compressor(compression)
+        # zlib's gzip header has no time and no name, so that equal data give equal files.
+        bits = {"GZIP": zlib.MAX_WBITS | 16, "ZLIB": zlib.MAX_WBITS}.get(compression)
+        self._compressor = zlib.compressobj(wbits=bits) if bits else None
         self._hash = hashlib.sha256()
         self._chunk: list[bytes] = []
         self._chunk_bytes = self._num_bytes = 0
@@ -127,13 +123,6 @@ class ShardWriter:
         self._hash.update(data)
         self._num_bytes += len(data)
         self._file.write(data)
-
-
-def _compressor(compression: Compression) -> _Compressor | None:
-    if compression == "GZIP":
-        # zlib's gzip header has no time and no name, so that equal data give equal files.
-        return zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
-    return zlib.compressobj() if compression == "ZLIB" else None
 
 
 @contextlib.contextmanager

@@ -67,14 +67,16 @@ _NUM_LABELS_NAMED = 4
 
 def print_summary(index: Index, directory: AnyPath) -> None:
     """Prints the contents of a folder: its size, then its features."""
-    counts = [shard.num_records for shard in index.shards]
+    counts = [shard.num_records for shard in index.shards] or [0]
     sizes = [shard.num_bytes for shard in index.shards]
+    low, high = min(counts), max(counts)
+    numbers = str(low) if low == high else f"{low} to {high}"
     print_facts(
         {
             "folder": str(directory),
             "source": index.source,
             "records": f"{index.num_records:,}",
-            "shards": f"{index.num_shards}, {_range(counts)} records and "
+            "shards": f"{index.num_shards}, {numbers} records and "
             f"{decimal(min(sizes, default=0))} to {decimal(max(sizes, default=0))} each",
             "size": decimal(index.num_bytes),
             "compression": index.compression or "none",
@@ -106,11 +108,6 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def _print(grid: Table) -> None:
     Console(highlight=False, markup=False).print(grid)
-
-
-def _range(counts: Sequence[int]) -> str:
-    low, high = min(counts, default=0), max(counts, default=0)
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def _shape(feature: Feature) -> str:

@@ -82,20 +82,17 @@ def _reworded(error: Exception, help_text: str) -> str:
     if match := _NO_SUBCOMMAND.fullmatch(message):
         return f"a subcommand is missing: expected one of {match[1].replace(',', ', ')}"
     if match := _CHOICE.fullmatch(message):
-        return _invalid_choice(match[1], match[2].strip("'"), match[3].replace("'", ""))
+        choices, given = match[3].replace("'", ""), match[2].strip("'")
+        names = {name.lower(): name for name in choices.split(", ")}
+        close = difflib.get_close_matches(given.lower(), names, n=1)
+        hint = f". Did you mean {names[close[0]]}?" if close else ""
+        return f"{match[1]}: expected one of {choices}, got {given!r}{hint}"
     if not (match := _KEY.fullmatch(message)):
         return message
     for pattern, expected in _PROBLEMS.items():
         if problem := re.fullmatch(pattern, match[2]):
             return f"{_argument(match[1], help_text)}: expected {problem.expand(expected)}"
     return f"{_argument(match[1], help_text)}: {match[2]}"
-
-
-def _invalid_choice(argument: str, given: str, choices: str) -> str:
-    names = {name.lower(): name for name in choices.split(", ")}
-    close = difflib.get_close_matches(given.lower(), names, n=1)
-    hint = f". Did you mean {names[close[0]]}?" if close else ""
-    return f"{argument}: expected one of {choices}, got {given!r}{hint}"
 
 
 def _argument(key: str, help_text: str) -> str:
@@ -118,11 +115,8 @@ class _HelpFormatter(DefaultHelpFormatter):
         if not ending:
             return text
         words = re.sub(r"[][']", "", ending[2])  # lists without the punctuation of Python
-        parts = [part for part in words.split(", ") if not _is_uninformative(part)]
+        parts = [part for part in words.split(", ") if not part.startswith("type: ")]
+        parts = [part for part in parts if part not in ("default: null", "default: False")]
         if action.nargs in ("*", "?"):
             parts = [part for part in parts if part != "required"]
         return f"{ending[1]} ({', '.join(parts)})" if parts else ending[1]
-
-
-def _is_uninformative(part: str) -> bool:
-    return part in ("default: null", "default: False") or part.startswith("type: ")

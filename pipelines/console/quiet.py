@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import IO
 
 _LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
@@ -99,7 +98,11 @@ def _without_standard_error() -> Iterator[None]:
     except OSError:  # the process has no standard error
         yield
         return
-    with _temporary_file() as captured:
+    # Linux needs no folder for a file in memory.
+    in_memory = hasattr(os, "memfd_create")
+    with (
+        os.fdopen(os.memfd_create("stderr"), "rb") if in_memory else tempfile.TemporaryFile()
+    ) as captured:
         os.dup2(captured.fileno(), 2)
         try:
             yield
@@ -110,9 +113,3 @@ def _without_standard_error() -> Iterator[None]:
         finally:
             os.dup2(before, 2)
             os.close(before)
-
-
-def _temporary_file() -> IO[bytes]:
-    if hasattr(os, "memfd_create"):  # Linux needs no folder for it
-        return os.fdopen(os.memfd_create("standard error"), "rb")
-    return tempfile.TemporaryFile()

@@ -53,11 +53,23 @@ def _make(
         raise DataError(f"{folder}: no such folder; check the path")
     if (target / INDEX_NAME).is_file():
         raise DataError(f"{target / INDEX_NAME}: exists already; delete it to create it again")
-    shards = _matching(folder, files)
+    matching: Sequence[AnyPath]
+    if isinstance(folder, Path):
+        matching = sorted(path for path in folder.glob(files) if path.is_file())
+    else:
+        names = sorted(fnmatch.filter(folder.sizes(), files))
+        matching = [folder / name for name in names if "/" not in name]
+    shards = [path for path in matching if not path.name.startswith(".")]
     if not shards:
         raise DataError(f"{folder}: no file matches {files!r}; select files with --files")
     declared = _declared(Path(features)) if features else ()
-    account = _account(folder, shards, files)
+    list_again()
+    below, account = listing(folder), Account()
+    account.use("files", len(shards))
+    names = [str(storage.relative(path, folder)) for path in below.files if path not in shards]
+    others = [name for name in names if not _METADATA.fullmatch(name)]
+    account.leave_out("files", f"does not match --files {files!r}", *others)
+    account.add_clutter("files", below.num_clutter)
     index, table = make_index(shards, target, declared, num_workers or num_cores(), account)
     if strict:
         account.check_strict()
@@ -70,28 +82,6 @@ def _make(
     write_index(target, index)
     command_line.print_summary(index, target)
     print_account(target)
-
-
-def _matching(folder: AnyPath, pattern: str) -> Sequence[AnyPath]:
-    """Returns the files of a folder with matching names, without hidden ones, in sorted order."""
-    if isinstance(folder, Path):
-        files = [path for path in folder.glob(pattern) if path.is_file()]
-        return sorted(path for path in files if not path.name.startswith("."))
-    names = fnmatch.filter(folder.sizes(), pattern)
-    return [folder / name for name in sorted(names) if "/" not in name and name[0] != "."]
-
-
-def _account(folder: AnyPath, shards: Sequence[AnyPath], pattern: str) -> Account:
-    """Returns the account of the files of a folder, but for metadata and files of this package."""
-    account = Account()
-    account.use("files", len(shards))
-    list_again()
-    files = listing(folder)
-    names = [str(storage.relative(path, folder)) for path in files.files if path not in shards]
-    others = [name for name in names if not _METADATA.fullmatch(name)]
-    account.leave_out("files", f"does not match --files {pattern!r}", *others)
-    account.add_clutter("files", files.num_clutter)
-    return account
 
 
 def _declared(path: Path) -> tuple[Feature, ...]:

@@ -78,7 +78,8 @@ def make_index(
             are missing or belong to different data sets, or a declared feature does not exist.
     """
     _check_complete(files)
-    compressions = {*storage.in_order(_compression, files, directory)} - {None}
+    filled = [file for file in files if storage.num_bytes(file)]
+    compressions = {*storage.in_order(record_file.compression_of, filled, directory)}
     if len(compressions) > 1:
         raise DataError(
             f"{files[0].parent}: the files have different compressions; select files with --files"
@@ -154,10 +155,6 @@ def _check_complete(files: Sequence[AnyPath]) -> None:
                 f"{path}: expected {int(match[2])} shards by its name, found {len(files)}; get the "
                 "missing shards, or select files with --files"
             )
-
-
-def _compression(path: AnyPath) -> Compression | None:
-    return record_file.compression_of(path) if storage.num_bytes(path) else None
 
 
 def _scan_file(file: _File, advance: parallel_tasks.Advance) -> _Contents:

@@ -125,17 +125,13 @@ def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def _shape(encoded: tf.Tensor) -> tf.Tensor:
     """Returns height and width of the upright image from the first bytes of a file."""
-    stored = _stored_shape(encoded)
-    return tf.where(upright.orientation(encoded) >= 5, stored[::-1], stored)
-
-
-def _stored_shape(encoded: tf.Tensor) -> tf.Tensor:
-    return tf.cond(
+    stored = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
         # https://www.w3.org/TR/png/#11IHDR: width and height, big-endian, after 16 bytes.
         lambda: tf.io.decode_raw(tf.strings.substr(encoded, 16, 8), tf.int32, False)[::-1],
     )
+    return tf.where(upright.orientation(encoded) >= 5, stored[::-1], stored)
 
 
 def _scaled(
@@ -150,7 +146,8 @@ def _scaled(
             lambda: tf.io.decode_jpeg(encoded, channels=3),
             lambda: tf.io.decode_png(encoded, channels=3),
         )
-        return _cut(upright.turn(pixels, orientation), _window(begin, region))
+        window = tf.unstack(_window(begin, region), num=4)
+        return tf.image.crop_to_bounding_box(upright.turn(pixels, orientation), *window)
 
     pixels = tf.cond(
         is_jpeg & (orientation == 1),
@@ -176,10 +173,6 @@ def _decode_jpeg_region(
     larger = tf.reduce_min(region / tf.constant(size, tf.float32))
     which = sum(tf.cast(larger >= ratio, tf.int32) for ratio in _RATIOS[1:])
     return tf.switch_case(which, [functools.partial(at, ratio) for ratio in _RATIOS])
-
-
-def _cut(pixels: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    return tf.image.crop_to_bounding_box(pixels, window[0], window[1], window[2], window[3])
 
 
 def _window(begin: tf.Tensor, region: tf.Tensor) -> tf.Tensor:

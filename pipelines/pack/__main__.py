@@ -141,12 +141,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--strict", action="store_true", help="fail if anything is left out or guessed"
     )
-    _add_flags_of_parts(parser)
-    _add_source_flags(parser)
-    return parser
-
-
-def _add_flags_of_parts(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("several machines")
     group.add_argument(
         "--part",
@@ -172,13 +166,11 @@ def _add_flags_of_parts(parser: ArgumentParser) -> None:
         "--print-k8s", type=PositiveInt, metavar="N", help="print an indexed job of N parts"
     )
     group.add_argument("--image", help="container image of --print-k8s")
-
-
-def _add_source_flags(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("options of some sources")
     for name, field in Options.model_fields.items():
         arguments = cast(dict[str, Any], field.json_schema_extra or {})
         group.add_argument(f"--{name.replace('_', '-')}", help=field.description, **arguments)
+    return parser
 
 
 if __name__ == "__main__":

@@ -159,8 +159,11 @@ class _LocalWork(WorkFolder):
         plan_file = self._path / _PLAN
         if part:
             self._shards.mkdir(exist_ok=True)
+            temporary = plan_file.with_name(f".{_PLAN}.{uuid.uuid4().hex}")
+            temporary.write_text(plan, "utf-8")
             with contextlib.suppress(FileExistsError):
-                _create_atomically(plan_file, plan)
+                os.link(temporary, plan_file)  # atomically, unless another part was faster
+            temporary.unlink()
             if plan_file.read_text("utf-8") != plan:
                 raise _other_plan(self._path)
             return
@@ -204,16 +207,6 @@ class _LocalWork(WorkFolder):
 
     def _note(self, name: str) -> Path:
         return self._path / f"{Path(name).stem}.json"
-
-
-def _create_atomically(path: Path, text: str) -> None:
-    """Writes a file atomically. Raises `FileExistsError` if it exists."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    temporary.write_text(text, "utf-8")
-    try:
-        os.link(temporary, path)
-    finally:
-        temporary.unlink()
 
 
 class _RemoteWork(WorkFolder):

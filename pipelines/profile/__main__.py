@@ -35,7 +35,13 @@ def _profile(
     from pipelines.reading.tuning import Tuning
 
     size = (image_size, image_size)
-    tuning = Tuning(read_ahead_bytes=_num_bytes(read_ahead), cache_dir=cache_dir)
+    try:
+        num_bytes = TypeAdapter(ByteSize).validate_python(read_ahead)
+    except ValidationError:
+        raise DataError(
+            f"--read-ahead: expected a size such as 512MB, got {read_ahead!r}"
+        ) from None
+    tuning = Tuning(read_ahead_bytes=num_bytes, cache_dir=cache_dir)
     stages = measure(directory, batch_size=batch_size, size=size, seconds=seconds, tuning=tuning)
     total = sum(stage.microseconds for stage in stages)
     command_line.print_table(
@@ -59,13 +65,6 @@ def _profile(
         print(f"The slowest stage is '{limit.name}': {ADVICE[limit.name]}.")
     draw_chart(stages, title, Path(chart))
     print(f"chart: {chart}")
-
-
-def _num_bytes(size: str) -> int:
-    try:
-        return TypeAdapter(ByteSize).validate_python(size)
-    except ValidationError:
-        raise DataError(f"--read-ahead: expected a size such as 512MB, got {size!r}") from None
 
 
 def _parser() -> ArgumentParser:

@@ -115,7 +115,10 @@ def read(
         )
     repeatable = not shuffle_buffer or seed is not None
     ordered = repeatable if deterministic is None else deterministic
-    _check_start(start, repeatable=repeatable and ordered and not data_service)
+    if start != BEGINNING and not (repeatable and ordered and not data_service):
+        raise ValueError(
+            "start: requires a reproducible order; pass a seed, and do not set deterministic=False"
+        )
     folder = Folder(
         directory,
         context=context,
@@ -177,10 +180,3 @@ def read(
         return folder.problem(make, position.epoch, begin, size)
 
     return with_restart(dataset, again, start, None if cache or divided else locate, explain)
-
-
-def _check_start(start: Position | Callable[[], Position], *, repeatable: bool) -> None:
-    if start != BEGINNING and not repeatable:
-        raise ValueError(
-            "start: requires a reproducible order; pass a seed, and do not set deterministic=False"
-        )

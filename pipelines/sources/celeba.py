@@ -34,7 +34,15 @@ class CelebA(Source):
     def __init__(self, folder: Path, split: str, coding: ImageCoding) -> None:
         self._folder, self._coding = folder, coding
         names, attributes = _read_attributes(folder / _ATTRIBUTES)
-        chosen = _chosen(folder / _PARTITION, split, attributes)
+        chosen, partition = list(attributes), folder / _PARTITION
+        if split != "all":
+            if not partition.is_file():
+                raise DataError(
+                    f"{partition}: missing; it assigns images to splits. Get it, or use --split all"
+                )
+            words, number = partition.read_text("utf-8").split(), str(_SPLITS.index(split))
+            of_split = dict(zip(words[::2], words[1::2], strict=False))
+            chosen = [name for name in chosen if of_split.get(name) == number]
         self._files = chosen
         self._values = np.array([attributes[name] for name in chosen]).reshape(-1, len(names))
         self.features = (
@@ -109,13 +117,3 @@ def _read_attributes(path: Path) -> tuple[tuple[str, ...], dict[str, list[bool]]
             "be truncated"
         )
     return names, attributes
-
-
-def _chosen(path: Path, split: str, attributes: dict[str, list[bool]]) -> list[str]:
-    if split == "all":
-        return list(attributes)
-    if not path.is_file():
-        raise DataError(f"{path}: missing; it assigns images to splits. Get it, or use --split all")
-    words = path.read_text("utf-8").split()
-    partition = dict(zip(words[::2], words[1::2], strict=False))
-    return [name for name in attributes if partition.get(name) == str(_SPLITS.index(split))]

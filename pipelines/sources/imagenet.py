@@ -66,7 +66,9 @@ class ImageNet(Source):
             Feature(name="label", dtype="int64", encoding="list", label_names=classes),
             Feature(name="file", dtype="string", encoding="bytes"),
         )
-        files += _devkit_files(folder) if split == "validation" else []
+        if split == "validation":
+            devkit = [folder / name for name in (_GROUND_TRUTH, _META, _DEVKIT)]
+            files += [path for path in devkit if path.is_file()]
         mark = fingerprint(files, folder)
         self.description = f"ImageNet, {split}, {len(self)} images {mark}, {coding.description}"
 
@@ -103,7 +105,9 @@ def _images(folder: Path, split: str) -> tuple[list[_Image], list[Path]]:
     images, archive = folder / _FOLDERS[split], folder / _ARCHIVES[split]
     if images.is_dir():
         files = files_below(images, {".jpeg", ".jpg"})
-        return [_loose(path) for path in files], files
+        wnids = (name if _is_wnid(name := path.parent.name) else None for path in files)
+        pairs = zip(files, wnids, strict=True)
+        return [_Image(path, 0, None, path.name, wnid) for path, wnid in pairs], files
     if not archive.is_file():
         raise DataError(f"{folder}: expected {images.name}/ or {archive.name}, found neither")
     try:
@@ -111,11 +115,6 @@ def _images(folder: Path, split: str) -> tuple[list[_Image], list[Path]]:
     except tarfile.TarError as error:
         raise DataError(f"{archive}: not an archive that can be read: {error}") from None
     return sorted(members, key=lambda image: image.name), [archive]
-
-
-def _loose(path: Path) -> _Image:
-    wnid = path.parent.name if _is_wnid(path.parent.name) else None
-    return _Image(path, 0, None, path.name, wnid)
 
 
 def _in_archive(archive: Path) -> Iterator[_Image]:
@@ -162,10 +161,6 @@ def _validation_wnids(folder: Path, num_images: int) -> list[str]:
     synsets = loadmat(io.BytesIO(_read_devkit(folder, _META)), squeeze_me=True)["synsets"]
     wnids = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
     return [wnids[number] for number in numbers]
-
-
-def _devkit_files(folder: Path) -> list[Path]:
-    return [path for name in (_GROUND_TRUTH, _META, _DEVKIT) if (path := folder / name).is_file()]
 
 
 def _read_devkit(folder: Path, name: str) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from pipelines import storage
@@ -64,11 +64,19 @@ def split_folders(folder: AnyPath, splits: str | None = None) -> dict[str, AnyPa
     others = [name for name in names if not any(name in group for group in folders.values())]
     is_exact = len(names) == 1 and names[0].lower() in _SPLITS
     if splits is not None or (len(folders) > 1 and not others) or is_exact:
-        return {split: folder / _only(folder, split, names) for split, names in folders.items()}
+        for split, group in folders.items():
+            if len(group) > 1:
+                raise DataError(
+                    f"{folder}: {' and '.join(map(printable, group))} are both called {split}; "
+                    f"choose with --splits, such as --splits {split}={printable(group[0])}"
+                )
+        return {split: folder / group[0] for split, group in folders.items()}
     if len(folders) > 1:
+        of_splits = ", ".join(printable(name) for group in folders.values() for name in group)
+        mapping = ",".join(f"{split}={printable(group[0])}" for split, group in folders.items())
         raise DataError(
-            f"{folder}: contains {_described(folders)} beside {', '.join(map(printable, others))}; "
-            f"pass {_mapping(folders)} if the first are splits, or --splits none if all are classes"
+            f"{folder}: contains {of_splits} beside {', '.join(map(printable, others))}; pass "
+            f"--splits {mapping} if the first are splits, or --splits none if all are classes"
         )
     return split_folders(folder / names[0]) if len(names) == 1 and not folders else {}
 
@@ -123,7 +131,10 @@ def by_words(names: Collection[str]) -> dict[str, list[str]]:
 
 def _by_split(names: Collection[str], splits: str | None) -> dict[str, list[str]]:
     by_split = defaultdict[str, list[str]](list)
-    patterns = _patterns(splits)
+    pairs = [] if splits in (None, NONE) else [pair.partition("=") for pair in splits.split(",")]
+    if not all(name and pattern for name, _, pattern in pairs):
+        raise DataError(f"--splits: expected none or train=NAME,test=NAME, got {splits!r}")
+    patterns = {name: pattern for name, _, pattern in pairs}
     for name in names:
         if splits is not None:
             of_name = {s for s, pattern in patterns.items() if fnmatch.fnmatchcase(name, pattern)}
@@ -134,30 +145,3 @@ def _by_split(names: Collection[str], splits: str | None) -> dict[str, list[str]
     return {
         split: by_split[split] for split in dict.fromkeys((*_WORDS, *patterns)) if split in by_split
     }
-
-
-def _patterns(splits: str | None) -> dict[str, str]:
-    if splits in (None, NONE):
-        return {}
-    pairs = [pair.partition("=") for pair in str(splits).split(",")]
-    if not all(name and pattern for name, _, pattern in pairs):
-        raise DataError(f"--splits: expected none or train=NAME,test=NAME, got {splits!r}")
-    return {name: pattern for name, _, pattern in pairs}
-
-
-def _only(folder: AnyPath, split: str, names: list[str]) -> str:
-    if len(names) > 1:
-        shown = " and ".join(map(printable, names))
-        raise DataError(
-            f"{folder}: {shown} are both called {split}; choose with --splits, such as "
-            f"--splits {split}={printable(names[0])}"
-        )
-    return names[0]
-
-
-def _described(splits: Mapping[str, list[str]]) -> str:
-    return ", ".join(printable(name) for names in splits.values() for name in names)
-
-
-def _mapping(splits: Mapping[str, list[str]]) -> str:
-    return "--splits " + ",".join(f"{s}={printable(names[0])}" for s, names in splits.items())

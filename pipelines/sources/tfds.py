@@ -64,7 +64,13 @@ class _ByOffset:
         self._decoders = decoders
         self._files: list[Path] = []
         places = [np.empty((0, 2), np.int64)]
-        for of_file in _split_info(info, split).file_instructions:
+        try:
+            of_split = info.splits[split]
+        except (KeyError, ValueError):
+            raise DataError(
+                f"--split: expected one of {sorted(info.splits)} or a slice of one, got {split!r}"
+            ) from None
+        for of_file in of_split.file_instructions:
             offsets = np.fromiter(record_file.offsets(Path(of_file.filename)), np.int64)
             stop = None if of_file.take < 0 else of_file.skip + of_file.take
             offsets = offsets[of_file.skip : stop]
@@ -110,15 +116,6 @@ def _open(builder: Any, split: str) -> _ByOffset | _DataSource:
     if builder.info.splits and builder.info.file_format.value == "tfrecord":
         return _ByOffset(builder.info, split, decoders)
     return _DataSource(builder, split, decoders)
-
-
-def _split_info(info: Any, split: str) -> Any:
-    try:
-        return info.splits[split]
-    except (KeyError, ValueError):
-        raise DataError(
-            f"--split: expected one of {sorted(info.splits)} or a slice of one, got {split!r}"
-        ) from None
 
 
 def _builder(name: str, data_dir: str | None) -> Any:
@@ -174,7 +171,8 @@ def _flat_example(example: Mapping[str, Any], prefix: str = "") -> dict[str, obj
         if isinstance(value, Mapping):
             flat |= _flat_example(value, f"{prefix}{name}/")
         else:
-            flat[prefix + name] = value.tolist() if _is_text(value) else value
+            is_text = isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
+            flat[prefix + name] = value.tolist() if is_text else value
     return flat
 
 
@@ -186,17 +184,9 @@ def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             # A sequence of dictionaries is stored as a dictionary of arrays.
             info = feature.get_tensor_info()
             if isinstance(info, Mapping):
-                yield from _leaves_of_info(info, f"{prefix}{name}/")
+                yield from _flat_example(info, f"{prefix}{name}/").items()
             else:
                 yield prefix + name, feature
-
-
-def _leaves_of_info(info: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in info.items():
-        if isinstance(value, Mapping):
-            yield from _leaves_of_info(value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, value
 
 
 def _feature(name: str, feature: Any, value: object) -> Feature:
@@ -251,7 +241,3 @@ def _is_kept_image(feature: Any) -> bool:
     from tensorflow_datasets import features
 
     return isinstance(feature, features.Image) and np.dtype(feature.np_dtype).kind == "u"
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
