@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,11 +90,11 @@ def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
         DataError: A feature is missing, unknown or has another shape, or a value would not be
             stored exactly.
     """
-    names = [feature.name for feature in features]
-    if set(example) != set(names):
+    if len(example) != len(features) or any(feature.name not in example for feature in features):
+        names = sorted(feature.name for feature in features)
         raise DataError(
-            f"expected the features {sorted(names)}, got {sorted(example)}; every example must "
-            "have exactly the declared features"
+            f"expected the features {names}, got {sorted(example)}; every example must have "
+            "exactly the declared features"
         )
     message = _message("Example")()
     for feature in features:
@@ -105,9 +106,22 @@ def encode(example: Mapping[str, object], features: Sequence[Feature]) -> bytes:
     return bytes(message.SerializeToString(deterministic=True))
 
 
+#: Types of scalars that need neither a check nor a conversion, by dtype.
+_EXACT = {"int64": int, "float64": float, "string": bytes}
+
+
 def _values(value: object, feature: Feature) -> Sequence[Any] | np.ndarray:
+    if not feature.shape and type(value) is _EXACT.get(feature.dtype):
+        if feature.encoding != "raw":
+            return [value]
+        if feature.dtype == "float64":
+            return [struct.pack("<d", value)]
     if feature.is_image:
-        return [_checked_image(value, feature)]
+        if isinstance(value, bytes) and image_format(value) == feature.encoding:
+            return [value]
+        given = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
+        expected = f"expected the bytes of a {feature.encoding} file"
+        raise DataError(f"feature {feature.name!r}: {expected}, got {given}")
     if feature.dtype == "string":
         return _checked_strings(value, feature)
     array = _checked_numbers(value, feature)
@@ -115,15 +129,6 @@ def _values(value: object, feature: Feature) -> Sequence[Any] | np.ndarray:
         return [array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()]
     is_float = _stored_kind(feature) == "float_list"
     return array.ravel().astype(np.float32 if is_float else np.int64)
-
-
-def _checked_image(value: object, feature: Feature) -> bytes:
-    if isinstance(value, bytes) and image_format(value) == feature.encoding:
-        return value
-    actual = f"bytes that begin with {value[:8]!r}" if isinstance(value, bytes) else type(value)
-    raise DataError(
-        f"feature {feature.name!r}: expected the bytes of a {feature.encoding} file, got {actual}"
-    )
 
 
 def _checked_strings(value: object, feature: Feature) -> list[bytes]:
@@ -214,10 +219,9 @@ def _problem(stored: Any, feature: Feature) -> str | None:
         return f"expected {row} values, found {len(values)}"
     if feature.encoding == "list":
         return _check_number(values, feature)
-    return _check_bytes(values[0], feature) if feature.encoding != "bytes" else None
-
-
-def _check_bytes(value: bytes, feature: Feature) -> str | None:
+    if feature.encoding == "bytes":
+        return None
+    (value,) = values
     if feature.is_image:
         actual = image_format(value)
         return None if actual == feature.encoding else f"not the bytes of a {feature.encoding} file"
