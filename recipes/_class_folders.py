@@ -118,11 +118,21 @@ def _prepare(
             f"{source}: expected a folder of training examples beside {validation.name}, found "
             "none; call it train, or pass --splits none if all are classes"
         )
+    account = pipelines.Account()
     if validation:
-        packed = (_pack(train, below / "train", options), _pack(validation, below / "val", options))
+        sources = {"train": train, "validation": validation}
+        parts = {name: _pack(part, below / name, options) for name, part in sources.items()}
+        of_part = {name: set(_classes(part)) for name, part in parts.items()}
+        union = set().union(*of_part.values())
+        for name, classes in of_part.items():
+            missing = sorted(union - classes) if classes else []
+            account.change("classes", f"have no examples in {name}", *missing)
+            if missing and parts[name] != sources[name]:  # else it is packed already
+                every = options | {"classes": tuple(sorted(union))}
+                parts[name] = _pack(sources[name], below / f"{name}-of-all", every)
+        packed = (parts["train"], parts["validation"])
     else:
         packed = _hold_out(train, below, options)
-    account = pipelines.Account()
     for folder in packed if validation else packed[:1]:
         account.merge(pipelines.load_account(folder))
     if account and (read := [train, validation] if validation else [train]):

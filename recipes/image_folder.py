@@ -237,7 +237,6 @@ def _noise(config: TrainConfig, num_classes: int) -> data.DataSet:
 
 
 def _classes(config: TrainConfig) -> tuple[str, ...]:
-    """Returns the names of the classes."""
     if config.data == data.SYNTHETIC:
         return tuple(map(str, range(Hyperparameters.model_validate(config.set).classes)))
     return _folders(config).classes

@@ -236,9 +236,15 @@ def _read(
         raise DataError(
             f"--data {location}: the validation split has no column {sorted(other)[0]!r}."
         )
-    _check_lengths(
-        location, len(columns[label]), None if held_out is None else len(held_out[label])
-    )
+    num_rows = len(columns[label])
+    if held_out is None and num_rows < _NTH:
+        raise DataError(
+            f"--data {location}: has {num_rows} rows, of which every fifth is held out for "
+            f"validation. Use at least {_NTH} rows, or a folder with train.csv and validation.csv."
+        )
+    if not num_rows or (held_out is not None and not len(held_out[label])):
+        name = "validation" if num_rows else "training"
+        raise DataError(f"--data {location}: the {name} split has no rows. Add at least one.")
     if len(names) < 2:
         raise DataError(
             f"--data {location}: {label!r} is the only column, and no features are left."
@@ -247,7 +253,13 @@ def _read(
         _check_values(location, part, [name for name in names if name in part], label)
     if held_out is not None:
         _check_kinds(location, columns, held_out, names)
-    classes = _classes(location, columns[label], label, task)
+    parts = {"training": columns, "validation": columns if held_out is None else held_out}
+    labels = [columns[label]] if held_out is None else [part[label] for part in parts.values()]
+    classes = _classes(location, np.concatenate(labels), label, task)
+    for name, part in parts.items() if len(classes) else ():
+        counts = np.bincount(_codes(part[label], classes), minlength=len(classes))
+        if absent := [*map(str, classes[counts == 0])]:
+            _print(f"--data {location}: classes of {label!r} without {name} rows: {absent}")
     train, validation = ({n: part[n] for n in names} for part in (columns, held_out or columns))
     if held_out is None:
         is_held_out = _held_out(_codes(columns[label], classes))
@@ -315,12 +327,6 @@ def _encoded(
         length, target = len(part[label]), part[label]
         if len(classes):
             target = _codes(part[label], classes)
-            if (target < 0).any():
-                raise DataError(
-                    f"--data {location}: class {str(part[label][target.argmin()])!r} of column "
-                    f"{label!r} occurs in the validation rows only. Add training rows of this "
-                    "class."
-                )
         return {
             "numbers": np.stack(filled, 1).astype("float32") if filled else np.zeros((length, 0)),
             "texts": np.stack(codes, 1) if codes else np.zeros((length, 0)),
@@ -346,7 +352,6 @@ def _warn_of_rounding(location: str, name: str, values: np.ndarray) -> None:
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
-    """Returns the sorted distinct values."""
     if values.dtype.kind != "O":
         return np.unique(values)
     return np.array(sorted(set(values)), object)  # faster than sorting all texts
@@ -361,18 +366,6 @@ def _codes(values: np.ndarray, categories: np.ndarray) -> np.ndarray:
         return np.fromiter((position.get(v, -1) for v in values), "int32", len(values))
     codes = np.minimum(np.searchsorted(categories, values), len(categories) - 1)
     return np.where(categories[codes] == values, codes, -1).astype("int32")
-
-
-def _check_lengths(location: str, num_rows: int, num_held_out: int | None) -> None:
-    """Raises `DataError` if a split would be empty."""
-    if num_held_out is None and num_rows < _NTH:
-        raise DataError(
-            f"--data {location}: has {num_rows} rows, of which every fifth is held out for "
-            f"validation. Use at least {_NTH} rows, or a folder with train.csv and validation.csv."
-        )
-    if 0 in (num_rows, num_held_out):
-        name = "validation" if num_rows else "training"
-        raise DataError(f"--data {location}: the {name} split has no rows. Add at least one.")
 
 
 def _is_number(column: np.ndarray) -> bool:
@@ -433,7 +426,6 @@ def _print(text: str) -> None:
 
 
 def _tumours() -> dict[str, np.ndarray]:
-    """Returns scikit-learn's breast cancer data."""
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()

@@ -164,7 +164,6 @@ def _adapted(folder: Path, vocabulary_size: int, length: int) -> layers.TextVect
 
 
 def _classes(config: TrainConfig) -> tuple[str, ...]:
-    """Returns the names of the classes."""
     if config.data == data.SYNTHETIC:
         return tuple(map(str, range(Hyperparameters.model_validate(config.set).classes)))
     return _folders(config).classes

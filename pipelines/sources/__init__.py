@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ def open_source(location: str, kind: str, options: Options) -> Source:
         kind = next((name for name in _LAYOUTS if _module(name).fits(str(path))), kind)
     if kind in _LAYOUTS:
         return _opened(kind, str(path), options)  # without file://
+    if kind == "auto" and is_folder(path):
+        _check_boxes(path)
     root, split = path, None
     if is_folder(path) and options.splits != splits.NONE:
         path, kind, split = _chosen_split(path, kind, options)
@@ -116,8 +119,11 @@ def _chosen_split(path: AnyPath, kind: str, options: Options) -> tuple[AnyPath, 
 
 
 def _kind_of(location: str) -> str:
-    # A dictionary by module, because a module may have two names.
-    kinds = {_MODULES[name]: name for name in _GENERAL if _module(name).fits(location)}
+    # A dictionary by module, because a module may have several names.
+    kinds: dict[str, str] = {}
+    for name in _GENERAL:
+        if _module(name).fits(location):
+            kinds.setdefault(_MODULES[name], name)
     if len(kinds) == 1:
         return next(iter(kinds.values()))
     if not kinds and has_files(location, table_files.FALLBACK_SUFFIXES):
@@ -129,6 +135,25 @@ def _kind_of(location: str) -> str:
     raise DataError(
         f"{location}: found {what} here; choose the format with --from ({', '.join(SOURCES)})"
     )
+
+
+#: Files with the bounding boxes of images, by format.
+_BOXES = {
+    "COCO": r"(?i).*/(instances_[^/]*|_annotations\.coco)\.json",
+    "Pascal VOC": r"(?i).*/annotations/.*\.xml",
+    "YOLO": r"(?i).*/labels/.*\.txt",
+}
+
+
+def _check_boxes(folder: AnyPath) -> None:
+    """Raises `DataError` for a folder of images with bounding boxes."""
+    files = [*map(str, listing(folder).files)] if _module("images").fits(str(folder)) else []
+    for layout, pattern in _BOXES.items():
+        if boxes := next(filter(re.compile(pattern).fullmatch, files), None):
+            raise DataError(
+                f"{folder}: has boxes of {layout} ({boxes}), which are not read. To pack the "
+                "images alone, pass --from images; Parquet and JSON Lines may have lists of boxes"
+            )
 
 
 def _module(kind: str) -> Any:

@@ -47,7 +47,10 @@ class Arrays(Source):
 
     def __init__(self, path: AnyPath, split: str | None = None) -> None:
         self._path, self._split = path, split
-        self._length = _common_length(path, self._arrays)
+        lengths = {name: len(array) if array.ndim else 0 for name, array in self._arrays.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{path}: expected arrays with the same number of rows, got {lengths}")
+        self._length = next(iter(lengths.values()), 0)
         self.features = tuple(_feature(path, name, a) for name, a in self._arrays.items())
         files, root = _files(path)
         self.files = files
@@ -62,7 +65,8 @@ class Arrays(Source):
 
     def examples(self, numbers: Sequence[int]) -> Iterator[Example]:
         for number in numbers:
-            yield {name: _value(array[number]) for name, array in self._arrays.items()}
+            rows = {name: array[number] for name, array in self._arrays.items()}
+            yield {n: row.tolist() if row.dtype.kind in "US" else row for n, row in rows.items()}
 
     @functools.cached_property
     def _arrays(self) -> Mapping[str, np.ndarray]:
@@ -112,18 +116,13 @@ def _load(path: AnyPath) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _common_length(path: AnyPath, arrays: Mapping[str, np.ndarray]) -> int:
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(f"{path}: expected arrays with the same number of rows, got {lengths}")
-    return next(iter(lengths.values()), 0)
-
-
 def _feature(path: AnyPath, name: str, array: np.ndarray) -> Feature:
     shape = array.shape[1:]
     if array.dtype.kind in "US":
         return Feature(name=name, dtype="string", shape=shape, encoding="bytes")
     dtype = array.dtype.name
+    if 0 in shape:
+        raise DataError(f"{path}: array {name!r} has the shape {array.shape}: rows without values")
     if dtype not in typing.get_args(DType):
         raise DataError(f"{path}: array {name!r}: cannot store {dtype}; convert the array")
     # Other readers understand lists, but for large arrays raw bytes are cheaper.
@@ -131,7 +130,3 @@ def _feature(path: AnyPath, name: str, array: np.ndarray) -> Feature:
     return Feature.model_validate(
         {"name": name, "dtype": dtype, "shape": shape, "encoding": encoding}
     )
-
-
-def _value(row: np.ndarray | np.generic) -> object:
-    return row.tolist() if row.dtype.kind in "US" else row

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _SAMPLE_LINES, _SAMPLE_CHARACTERS = 1000, 1 << 16
 _SNIFFED_CHARACTERS = 1 << 13  # the patterns of csv.Sniffer are slow on long texts
 _BLOCK_BYTES = 1 << 24  # also the longest row
 _SAMPLE_ROWS = 20
+_UNUSUAL = ("::", "^", "~", "\x01", "\x1f")  # MovieLens, SAP, Hive, ...
+_QUOTED = re.compile(r' +".*"\s*$', re.DOTALL)
 _EXCEL = "sep="  # a first line that names the delimiter
 
 
@@ -68,8 +71,10 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
     try:
 
         def table(*, use_threads: bool) -> Any:
+            opened = open_bytes(file)
+            opened.seek(dialect.encoding.start)
             return arrow_csv.read_csv(
-                open_bytes(file),
+                opened,
                 read_options=arrow_csv.ReadOptions(
                     encoding=dialect.encoding.name,
                     block_size=_BLOCK_BYTES,
@@ -107,7 +112,13 @@ def _dialect(file: AnyPath, options: Options) -> Dialect:
     usual = DELIMITERS.get(suffix_of(file), ",")
     quote = None if options.quote == "none" else _character(options.quote or '"', "--quote")
     try:
-        lines = _first_lines(file, encoding)
+        with open_text(file, encoding) as opened:
+            lines, num_characters = [], 0
+            for line in itertools.islice(opened, _SAMPLE_LINES):
+                lines.append(line)
+                num_characters += len(line)
+                if num_characters > _SAMPLE_CHARACTERS:
+                    break
     except UnicodeError as error:
         raise decoding_error(file, error) from None
     skip = 0
@@ -117,23 +128,35 @@ def _dialect(file: AnyPath, options: Options) -> Dialect:
     if not delimiter and not _divides(lines, usual, quote):
         delimiter, quote = _sniffed(lines, usual, quote, bool(options.quote))
     delimiter = delimiter or usual
-    _check_spaces(file, lines, delimiter)
+    _check_cells(file, lines, delimiter, quote)
     note = "" if delimiter == usual and not skip else f"divided by {delimiter!r}"
     note = ", ".join(filter(None, [encoding.note, note]))
     return Dialect(encoding, delimiter, quote, note, skip, _names(lines, delimiter, quote, options))
 
 
-def _check_spaces(file: AnyPath, lines: list[str], delimiter: str) -> None:
-    """Raises `DataError` for a web page, and for rows of numbers that spaces divide."""
+def _check_cells(file: AnyPath, lines: list[str], delimiter: str, quote: str | None) -> None:
+    """Raises `DataError` for a web page, and for cells that something unusual divides."""
     if lines and lines[0].lstrip().lower().startswith(("<!doctype html", "<html")):
         raise DataError(f"{file}: is a web page, not a table; download the file itself")
     words = [line.split() for line in lines[:_SAMPLE_ROWS] if line.strip()]
     numbers = sum(map(is_number, words[-1])) if words else 0
-    is_divided = delimiter != " " and not any(delimiter in line for line in lines)
-    if is_divided and len({*map(len, words)}) == 1 and 1 < len(words[-1]) <= 2 * numbers:
+    is_one = delimiter != " " and not any(delimiter in line for line in lines)
+    if is_one and len({*map(len, words)}) == 1 and 1 < len(words[-1]) <= 2 * numbers:
         raise DataError(
             f"{file}: spaces seem to divide the cells; pass --delimiter ' ' if it is one each, and "
             "replace several by one first"
+        )
+    for mark in _UNUSUAL if is_one else ():
+        counts = {line.count(mark) for line in lines if line.strip()}
+        if len(counts) == 1 and counts != {0}:
+            cure = "replace it by a tab first"
+            cure = f"pass --delimiter {mark!r} if it does" if len(mark) == 1 else cure
+            raise DataError(f"{file}: {mark!r} seems to divide the cells; {cure}")
+    rows = _rows(iter(lines[:_SAMPLE_ROWS]), delimiter, quote)
+    if quote and any(_QUOTED.match(cell.replace(quote, '"')) for row in rows for cell in row):
+        raise DataError(
+            f"{file}: has spaces between {delimiter!r} and {quote!r}, which would become part of "
+            "the cells; remove them"
         )
 
 
@@ -154,17 +177,6 @@ def _character(given: str, flag: str) -> str:
     if len(character) != 1 or not character.isascii():
         raise DataError(f"{flag}: expected one ASCII character, or 'tab', got {given!r}")
     return character
-
-
-def _first_lines(file: AnyPath, encoding: Encoding) -> list[str]:
-    lines, num_characters = [], 0
-    with open_text(file, encoding) as opened:
-        for line in itertools.islice(opened, _SAMPLE_LINES):
-            lines.append(line)
-            num_characters += len(line)
-            if num_characters > _SAMPLE_CHARACTERS:
-                break
-    return lines
 
 
 def _divides(lines: list[str], delimiter: str, quote: str | None) -> bool:

@@ -21,7 +21,7 @@ from pipelines.sources.arrow import pa
 from pipelines.storage import AnyPath
 
 UTF8 = "utf-8"
-_BLOCK_BYTES, _SAMPLE_BYTES = 1 << 20, 1 << 16
+_BLOCK_BYTES, _SAMPLE_BYTES, _HEAD_BYTES = 1 << 20, 1 << 16, 64
 #: Marks at the beginning of a file. UTF-32's mark begins with that of UTF-16.
 _MARKS = {
     codecs.BOM_UTF8: UTF8,
@@ -80,8 +80,10 @@ def encoding_of(file: AnyPath, given: str | None = None, data: bytes | None = No
         DataError: There is no such encoding, or the file is UTF-8 with a few invalid bytes.
     """
     with open_bytes(file) if data is None else io.BytesIO(data) as opened:
-        begin = opened.read(4)
+        begin, start = opened.read(_HEAD_BYTES), 0
         mark = next((mark for mark in _MARKS if begin.startswith(mark)), b"")
+        while mark and begin.startswith(mark, start):  # some programs add it to files that have it
+            start += len(mark)
         if given:
             try:
                 name = codecs.lookup(given).name
@@ -90,10 +92,10 @@ def encoding_of(file: AnyPath, given: str | None = None, data: bytes | None = No
                     f"--encoding: expected an encoding such as utf-8 or cp1252, got {given!r}"
                 ) from None
             if mark and _MARKS[mark].startswith(name):
-                return Encoding(_MARKS[mark], start=len(mark))
+                return Encoding(_MARKS[mark], start=start)
             return Encoding(name)
         if mark:
-            return Encoding(_MARKS[mark], start=len(mark))
+            return Encoding(_MARKS[mark], start=start)
         opened.seek(0)
         if (invalid := _first_invalid(opened)) is None:
             return Encoding(UTF8)
@@ -127,20 +129,16 @@ def unpacked(file: AnyPath) -> bytes | None:
             return None
         opened.seek(0)
         try:
-            return _unpack(match[0], opened, file)
+            if match[0] == _ZIP:
+                return _only_member(opened, file)
+            unpack: dict[bytes, Any] = {b"\x1f": gzip.open, b"B": bz2.open, b"\xfd": lzma.open}
+            if match[0][:1] in unpack:
+                return bytes(unpack[match[0][:1]](opened).read())
+            return bytes(pa.CompressedInputStream(opened, "zstd").read())
         except (*INFLATE_ERRORS, OSError, lzma.LZMAError, zipfile.BadZipFile) as error:
             raise DataError(
                 f"{file}: its compressed data are damaged or cut off: {error}"
             ) from None
-
-
-def _unpack(mark: bytes, opened: BinaryIO, file: AnyPath) -> bytes:
-    if mark == _ZIP:
-        return _only_member(opened, file)
-    unpack: dict[bytes, Any] = {b"\x1f": gzip.open, b"B": bz2.open, b"\xfd": lzma.open}
-    if mark[:1] in unpack:
-        return bytes(unpack[mark[:1]](opened).read())
-    return bytes(pa.CompressedInputStream(opened, "zstd").read())
 
 
 def _only_member(opened: BinaryIO, file: AnyPath) -> bytes:

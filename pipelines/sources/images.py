@@ -138,7 +138,12 @@ class ImageCoding(BaseModel):
         try:
             with warnings.catch_warnings(), Image.open(io.BytesIO(data)) as image:
                 warnings.simplefilter("ignore")  # warnings about metadata, which is not stored
-                self._check_channels(image, name)
+                is_gray = image.mode.startswith(_GRAY) or self._is_mask(image)
+                if self.channels < 3 and not is_gray:
+                    raise DataError(
+                        f"{name}: is a color image ({image.mode}), but {self.channels} channel is "
+                        "stored; pass --channels 3"
+                    )
                 bits = _bits(image, data)
                 is_turned = image.getexif().get(_ORIENTATION, 1) in range(2, 9)
                 is_kept = _stored_format(image) == self.format and self.size is self.quality is None
@@ -147,7 +152,11 @@ class ImageCoding(BaseModel):
                     for change, guessed in self._changes(image, bits, is_turned):
                         changes.change("images", change, item or name, guessed=guessed)
                 if is_kept:
-                    self._check_bits(bits, name)
+                    if bits < self.bits:
+                        raise DataError(
+                            f"{name}: has {bits} bits per channel and others have {self.bits}, "
+                            f"which would multiply its values; convert it, or pass --bits {bits}"
+                        )
                     image.draft(None, (1, 1))  # reads every byte but computes few pixels
                     image.load()
                     if not decoding.is_plain(data):
@@ -156,7 +165,11 @@ class ImageCoding(BaseModel):
                 upright = ImageOps.exif_transpose(image)
                 if self._is_mask(image):
                     upright = Image.fromarray(np.asarray(upright))
-                return self._write(self._resize(self._with_bits(upright, bits, name), name))
+                stored, out = self._with_bits(upright, bits, name), io.BytesIO()
+                quality = self.quality or _DEFAULT_QUALITY
+                options = {"quality": quality} if self.format == "jpeg" else {}
+                self._resize(stored, name).save(out, self.format, **options)
+                return out.getvalue()
         except DataError:
             raise
         except DAMAGE as error:
@@ -184,21 +197,6 @@ class ImageCoding(BaseModel):
             yield f"reduced from {bits} to {self.bits} bits per channel", False
         if image.has_transparency_data and self.channels != 4:
             yield "read without transparency", False
-
-    def _check_channels(self, image: Image.Image, name: str) -> None:
-        is_gray = image.mode.startswith(_GRAY) or self._is_mask(image)
-        if self.channels < 3 and not is_gray:
-            raise DataError(
-                f"{name}: is a color image ({image.mode}), but {self.channels} channel is stored; "
-                "pass --channels 3"
-            )
-
-    def _check_bits(self, bits: int, name: str) -> None:
-        if bits < self.bits:
-            raise DataError(
-                f"{name}: has {bits} bits per channel and others have {self.bits}, which would "
-                f"multiply its values; convert it, or pass --bits {bits}"
-            )
 
     def _with_bits(self, image: Image.Image, bits: int, name: str) -> Image.Image:
         """Returns an image with the bits per channel that are stored, in a mode of Pillow."""
@@ -233,15 +231,9 @@ class ImageCoding(BaseModel):
             )
         return image.resize((width, height), Image.Resampling.BICUBIC)
 
-    def _write(self, image: Image.Image) -> bytes:
-        out = io.BytesIO()
-        quality = {"quality": self.quality or _DEFAULT_QUALITY} if self.format == "jpeg" else {}
-        image.save(out, self.format, **quality)
-        return out.getvalue()
-
 
 CODING_OPTIONS = frozenset({"image_format", "image_size", "quality", "channels", "bits"})
-OPTIONS = CODING_OPTIONS | {"skip_damaged"}
+OPTIONS = CODING_OPTIONS | {"skip_damaged", "classes"}
 _FORMATS: dict[str, Literal["jpeg", "png"]] = {
     **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".mpo"), "jpeg"),
     **dict.fromkeys((".png", ".apng"), "png"),
@@ -251,6 +243,7 @@ _PORTABLE = (".ppm", ".pgm", ".pbm", ".pnm")
 #: Files that are images.
 IMAGE_SUFFIXES = frozenset((*_FORMATS, *_OF_PILLOW, *_PORTABLE))
 _HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+_RAW_SUFFIXES = (".dng", ".nef", ".cr2", ".cr3", ".arw", ".orf", ".rw2", ".pef", ".srw", ".raf")
 #: Files that are no images, so that their contents need not be looked at.
 _OTHER_SUFFIXES = re.compile(
     r"\.(txt|csv|tsv|jsonl?|xml|ya?ml|md|html?|py|np[yz]|mat|h5|hdf5|parquet|arrow|tfrecord|tar|zip|"
@@ -280,7 +273,9 @@ class ImageFolder(Source):
         self._folder, self._paths = folder, list(paths)
         self.files = self._paths
         self.skipped = skipped
-        self._classes = class_names(self._paths, folder, self.account, loose_allowed=False)
+        self._classes = class_names(
+            self._paths, folder, self.account, options.classes, loose_allowed=False
+        )
         try:
             self._coding = coding_for(self._paths, options)
         except decoding.DamagedError as error:
@@ -345,6 +340,8 @@ def _images_below(folder: AnyPath) -> tuple[list[Any], dict[AnyPath, str]]:
                 images.append(path)
             else:
                 skipped[path] = "requires pip install pillow-heif"
+        elif has_suffix(path, _RAW_SUFFIXES):  # Pillow would read the preview in them
+            skipped[path] = "raw data of a camera; convert to JPEG"
         elif not _OTHER_SUFFIXES.fullmatch(path.suffix.lower()) and _is_image(path):
             images.append(path)
     return images, skipped

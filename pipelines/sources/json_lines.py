@@ -43,22 +43,25 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Encoding, frozenset[str]
     except UnicodeError as error:
         raise decoding_error(file, error) from None
     table = _concatenated(tables, file)
-    if len(table) == 1 and all(map(_is_column_of_pandas, table.schema)):
+    only = table.to_pylist()[0] if len(table) == 1 else {}
+    if only and all(
+        isinstance(v, dict) and [*v] == [*map(str, range(len(v)))] for v in only.values()
+    ):
         raise DataError(
             f"{file}: is a table by columns, as pandas writes it by default; write it with "
             'to_json(orient="records", lines=True)'
+        )
+    if lists := [
+        n for n, v in only.items() if isinstance(v, list) and v and isinstance(v[0], dict)
+    ]:
+        raise DataError(
+            f"{file}: is one object, whose rows are in its field {lists[0]!r}; write one object "
+            f"per line, as jq -c '.[\"{lists[0]}\"][]' does"
         )
     texts = {field.name for field in table.schema if pa.types.is_string(field.type)}
     mixed |= {f.name for t in tables for f in t.schema if not pa.types.is_null(f.type)
               and not pa.types.is_string(f.type)}  # fmt: skip
     return table, encoding, frozenset(mixed & texts)
-
-
-def _is_column_of_pandas(field: Any) -> bool:
-    kind = field.type
-    return pa.types.is_struct(kind) and [kind.field(i).name for i in range(kind.num_fields)] == [
-        *map(str, range(kind.num_fields))
-    ]
 
 
 def _objects(lines: Iterable[str], file: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -68,6 +68,10 @@ class Options(BaseModel):
         "names as A,B,C",
         metavar="NAMES",
     )
+    classes: tuple[str, ...] = _flag(
+        "images, texts: a class that may have no examples here; repeat the flag",
+        (), action="append", metavar="NAME",
+    )  # fmt: skip
     whole_files: bool = _flag(
         "text: one example per file; default: one per line", False, action="store_true"
     )
@@ -270,7 +274,9 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 #: Suffixes of compressed files, which only sources of text read.
-COMPRESSED = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar"})
+COMPRESSED = frozenset(
+    {".gz", ".tgz", ".txz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".rar"}
+)
 #: Files of the split that is read, by folder, if other files there belong to other splits.
 _of_split: dict[AnyPath, frozenset[AnyPath]] = {}
 #: The folders of other splits and their files, by the folder that is read.
@@ -386,7 +392,12 @@ def add_files(
 
 
 def class_names(
-    paths: Sequence[AnyPath], folder: AnyPath, account: Account, *, loose_allowed: bool
+    paths: Sequence[AnyPath],
+    folder: AnyPath,
+    account: Account,
+    given: Iterable[str],
+    *,
+    loose_allowed: bool,
 ) -> tuple[str, ...]:
     """Returns the sorted names of class subfolders, or none if all files are in the folder itself.
 
@@ -396,6 +407,7 @@ def class_names(
         paths: The files.
         folder: The folder.
         account: Gets what is guessed.
+        given: More names, of classes that may have no examples here.
         loose_allowed: Whether some files may be in the folder itself and others in subfolders,
             which are then no classes.
 
@@ -423,6 +435,7 @@ def class_names(
         absent = {printable(parts[0]) for parts in parts_of_all if len(parts) > 1} - names
         account.change("classes", "have examples in other splits only", *sorted(absent))
         names |= absent
+    names |= set(given) if names else set()
     report_alike(names, account)
     if len(names) == 1 and inner:
         change = "read as one class, whose subfolders are no classes"

@@ -41,8 +41,11 @@ OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | table_files.OPTIONS | imag
 SUFFIXES = table_files.SUFFIXES
 _ROWS_AT_ONCE = 1000
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
-_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64", "uint32": "int64"}
-_NUMBERS = ("bool", "uint8", "int8", "uint16", "int16", "int32", "int64", *_DTYPES)
+_DTYPES = {
+    **{"halffloat": "float16", "float": "float32", "double": "float64", "uint32": "int64"},
+    "binary": "string",
+}
+_STORED = {"bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", *_DTYPES}
 
 
 def fits(location: str) -> bool:
@@ -57,7 +60,10 @@ class Table(Source):
     def __init__(self, files: Sequence[AnyPath], root: AnyPath, options: Options) -> None:
         self._files = self.files = list(files)
         self._root, self._options = root, options
-        self._fill, self._label = _parse_fill(options.fill), (label := options.label)
+        if wrong := [words for words in options.fill if "=" not in words]:
+            raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")
+        self._fill = dict(words.split("=", 1) for words in options.fill)
+        self._label = label = options.label
         if len(self) == 0:  # an empty CSV file has no column types
             raise DataError(f"{files[0]}: expected rows, found none")
         self._classes = self._class_names(label) if label else ()
@@ -77,7 +83,8 @@ class Table(Source):
         given = options.model_dump(include=set(table_files.OPTIONS), exclude_defaults=True)
         self.description += f", read as {given}" if given else ""
         self.readings = tuple(self._rows.readings)
-        self._report()
+        types.report(self.readings, self.account)
+        self._rows.report(self.account, without=self._dropped)
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -107,11 +114,6 @@ class Table(Source):
         report_alike(names, self.account)
         return tuple(sorted(names))
 
-    def _report(self) -> None:
-        types.report(self.readings, self.account)
-        dropped = np.setdiff1d(np.arange(len(self._filled)), self._kept)
-        self._rows.report(self.account, without=dropped)
-
     @functools.cached_property
     def _rows(self) -> table_files.Rows:
         return table_files.read(self._files, self._root, self._options)
@@ -139,18 +141,24 @@ class Table(Source):
         return table
 
     @functools.cached_property
-    def _kept(self) -> np.ndarray:
+    def _dropped(self) -> np.ndarray:
+        """Numbers of the rows that are dropped, in their order."""
         if not self._options.drop_gaps:
-            return np.arange(len(self._filled))
+            return np.empty(0, np.int64)
         gaps = [column.is_null().to_numpy() for column in self._filled.columns]
-        return np.flatnonzero(~np.any(gaps, axis=0))
+        return np.flatnonzero(np.any(gaps, axis=0))
+
+    @functools.cached_property
+    def _kept(self) -> np.ndarray:
+        return np.delete(np.arange(len(self._filled)), self._dropped)
 
     @functools.cached_property
     def _table(self) -> Any:
-        if self._options.drop_gaps:
-            return self._filled.take(self._kept)
-        _check_gaps(self._filled, self._rows)
-        return self._filled
+        if not self._options.drop_gaps:
+            _check_gaps(self._filled, self._rows)
+        elif len(self._filled) == len(self._dropped) > 0:
+            raise DataError(f"{self._files[0]}: each row has an empty cell; use --fill for some")
+        return self._filled.take(self._kept) if len(self._dropped) else self._filled
 
     def _feature(self, field: Any) -> Feature:
         if field.name == self._label:
@@ -161,17 +169,16 @@ class Table(Source):
             return self._images[field.name].feature(field.name)
         if names := self._names.get(field.name):
             return Feature(name=field.name, dtype="int64", encoding="list", label_names=names)
-        shape: tuple[int | None, ...] = ()
-        kind = str(field.type)
-        if hasattr(field.type, "value_type") and "list" in kind:
-            shape = (getattr(field.type, "list_size", None),)
-            kind = str(field.type.value_type)
-        if kind in ("string", "binary"):
-            return Feature(name=field.name, dtype="string", shape=shape, encoding="bytes")
+        shape, element = list[int | None](), field.type
+        while types.is_list(element):
+            shape.append(getattr(element, "list_size", None))
+            element = element.value_type
+        kind = str(element)
         dtype = _DTYPES.get(kind, kind)
         # A list cannot store float64; raw bytes can, but require a known length.
-        encoding = "raw" if dtype == "float64" else "list"
-        if kind not in _NUMBERS or (encoding == "raw" and None in shape):
+        encoding = {"string": "bytes", "float64": "raw"}.get(dtype, "list")
+        fixed = shape if encoding == "raw" else shape[1:]
+        if kind not in _STORED or None in fixed or 0 in fixed:
             raise DataError(
                 f"{self._files[0]}: column {field.name!r}: cannot store {field.type}; convert it "
                 f"to numbers, text or binary (lists of float64: --column {field.name}=float32), or "
@@ -236,22 +243,21 @@ def _classes(table: Any, label: str) -> set[str]:
 _NUM_NAMED = 3
 
 
-def _parse_fill(given: Sequence[str]) -> dict[str, str]:
-    if wrong := [words for words in given if "=" not in words]:
-        raise DataError(f"--fill: expected COLUMN=VALUE, got {wrong[0]!r}")
-    return {column: value for column, _, value in (words.partition("=") for words in given)}
-
-
 def _check_gaps(table: Any, rows: table_files.Rows) -> None:
     gaps = {name: table[name].null_count for name in table.column_names if table[name].null_count}
     if not gaps:
         return
     first = {name: _first_gap(table[name]) for name in gaps}
     file = rows.file_of(min(first.values()))
-    column = next(name for name, row in first.items() if rows.file_of(row) == file)
+    names, places = sorted(gaps, key=lambda name: rows.file_of(first[name]) != file), []
+    for name in names[:_NUM_NAMED]:
+        others = f" and {gaps[name] - 1} more" if gaps[name] > 1 else ""
+        where = rows.locate(first[name])
+        places.append(f"column {name!r}, {where.removeprefix(f'{file}: ')}{others}")
+    places += ["and other columns"] if len(gaps) > _NUM_NAMED else []
     raise DataError(
-        f"{file}: empty cells in {_places(gaps, first, rows, file)}: fill them "
-        f"(--fill {column}=VALUE) or drop their rows (--drop-gaps)"
+        f"{file}: empty cells in {'; '.join(places)}: fill them (--fill {names[0]}=VALUE) or drop "
+        "their rows (--drop-gaps)"
     )
 
 
@@ -264,16 +270,17 @@ def _check_values(table: Any, file: AnyPath) -> None:
 
 
 def _check_lists(table: Any, rows: table_files.Rows) -> None:
-    for name in table.column_names:
-        column = table[name].combine_chunks()
-        if not pa.types.is_list(column.type) and not pa.types.is_fixed_size_list(column.type):
-            continue
-        if (gap := _first_gap(pc.list_flatten(column))) >= 0:
-            row = pc.list_parent_indices(column)[gap].as_py()
-            raise DataError(
-                f"{rows.locate(row)}: column {name!r} has a list with an empty element; correct "
-                f"it, or use --column {name}=ignore"
-            )
+    for name in [field.name for field in table.schema if types.is_list(field.type)]:
+        values, row_of = table[name].combine_chunks(), None
+        while types.is_list(values.type):
+            parents = pc.list_parent_indices(values)
+            row_of = parents if row_of is None else row_of.take(parents)
+            values = pc.list_flatten(values)
+            if (gap := _first_gap(values)) >= 0:
+                raise DataError(
+                    f"{rows.locate(row_of[gap].as_py())}: column {name!r} has a list with an empty "
+                    f"element; correct it, or use --column {name}=ignore"
+                )
 
 
 def _first_gap(column: Any) -> int:
@@ -289,15 +296,3 @@ def _with_value(column: Any, name: str, value: str) -> Any:
         raise DataError(
             f"--fill: expected a value of type {column.type} for column {name!r}, got {value!r}"
         ) from None
-
-
-def _places(
-    gaps: Mapping[str, int], first: Mapping[str, int], rows: table_files.Rows, file: AnyPath
-) -> str:
-    """Describes the location of empty cells, with rows counted from 1."""
-    places = []
-    for name in sorted(gaps, key=lambda name: rows.file_of(first[name]) != file)[:_NUM_NAMED]:
-        others = f" and {gaps[name] - 1} more" if gaps[name] > 1 else ""
-        where = rows.locate(first[name])
-        places.append(f"column {name!r}, {where.removeprefix(f'{file}: ')}{others}")
-    return "; ".join(places) + ("; and other columns" if len(gaps) > _NUM_NAMED else "")

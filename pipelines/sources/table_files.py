@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ EXPECTED = ", ".join((*_TEXT_SUFFIXES, ".parquet", ".arrow"))
 #: Options of every reader of tables.
 OPTIONS = frozenset({"column", "encoding", "delimiter", "quote", "header"})
 _NUM_NAMED = 3
+_NUM_LOOKED_AT, _MOST_WORDS = 100, 3
 _UNNAMED = "Unnamed: {}"  # as pandas names them
 
 
@@ -224,7 +226,9 @@ def _read_file(file: AnyPath, options: Options) -> _Part:
     if dialect.names is None:
         _check_repeated_header(table, file)
     if options.header is None:
-        suspicious = _names_like_data(table, types.parse(options.column))
+        given = types.parse(options.column)
+        _check_first_rows(table, given, file)
+        suspicious = _names_like_data(table, given)
     if suspicious:
         notes.append(f"with {suspicious[0]!r} as the name of a column")
     if 2 * len(suspicious) >= len(table.column_names) > 0:
@@ -252,6 +256,27 @@ def _names_like_data(table: Any, given: Mapping[str, str]) -> list[str]:
     return [n for n in names if types.is_number(n) or pc.any(pc.equal(table[n], n)).as_py()]
 
 
+def _check_first_rows(table: Any, given: Mapping[str, str], file: AnyPath) -> None:
+    """Raises `DataError` if a row of words precedes numbers: names below a title, or units."""
+    problem = ""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        are_numbers = types.are_numbers(column.slice(0, _NUM_LOOKED_AT)).to_pylist()
+        if True not in are_numbers:
+            continue
+        first = are_numbers.index(True)
+        if False not in are_numbers[:first] or False in are_numbers[first:] or first > _MOST_WORDS:
+            return  # some numbers begin in the first row, or are mixed with words
+        row = are_numbers.index(False)
+        if name not in given and are_numbers.count(True) > 1:
+            problem = problem or (
+                f"{file}: row {row + 1} below the header has {column[row].as_py()!r} in column "
+                f"{name!r}, and numbers follow. Remove it, with what is above the names of the "
+                f"columns, or use --column {shlex.quote(f'{name}=text')}"
+            )
+    if problem:
+        raise DataError(problem)
+
+
 def _check_repeated_header(table: Any, file: AnyPath) -> None:
     """Raises `DataError` if a row repeats the names, as where files were put together."""
     names = table.column_names
@@ -276,6 +301,10 @@ def _flat(table: Any) -> Any:
     metadata = table.schema.metadata
     while any(pa.types.is_struct(field.type) for field in table.schema):
         table = table.flatten()
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # of other files, it may be plain
+            column = table[field.name].cast(field.type.value_type)
+            table = table.set_column(i, field.name, column)
     for name, kind in zip(table.column_names, table.schema.types, strict=True):
         if "list" in str(kind) and pa.types.is_struct(getattr(kind, "value_type", kind)):
             rows = pa.concat_arrays(table[name].chunks)

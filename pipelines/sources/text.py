@@ -37,7 +37,7 @@ from pipelines.sources.source import (
 )
 from pipelines.storage import AnyPath
 
-OPTIONS = frozenset({"whole_files", "encoding"})
+OPTIONS = frozenset({"whole_files", "encoding", "classes"})
 _OBJECTS = with_compressed(".jsonl")  # tables, unless the user chooses --from text
 SUFFIXES = with_compressed(".txt", ".text", ".md") | _OBJECTS
 
@@ -54,7 +54,9 @@ class Text(Source):
         self._folder, self._whole_files = folder, options.whole_files
         self._files = self.files = list(files)
         self._given = options.encoding
-        self._classes = class_names(files, folder, self.account, loose_allowed=True)
+        self._classes = class_names(
+            files, folder, self.account, options.classes, loose_allowed=True
+        )
         self._encodings: list[Encoding] = []
         if self._whole_files:
             self._lines = np.array([(i, 0, 0) for i in range(len(files))], np.int64).reshape(-1, 3)

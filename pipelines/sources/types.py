@@ -7,6 +7,7 @@ can store. `--column NAME=TYPE` overrules both.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,8 +28,13 @@ _MISSING_NUMBERS = _MISSING | {
 }
 _NUM_NAMED = 6
 _MOST = 0.5  # a column with more numbers may be one of numbers
+_UNITS_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _ZONE = r"[0-9]:[0-9]{2}(\.[0-9]+)?(Z|[-+][0-9]{2}:?[0-9]{2})$"
-_CURRENCY = r"^[$€£¥]\s*|\s*[$€£¥]$"
+_NANOSECONDS = r"(\.[0-9]{6})[0-9]+"
+#: What is around all numbers of a column, by its name.
+_SIGNS = [("percent", r"\s*%$"), *(("currency", rf"^[{c}]\s*|\s*[{c}]$") for c in "$€£¥")]
+#: White space, and marks without width that programs leave before and after cells.
+_SPACES = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u2060\ufeff"
 _OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(T|\b)"
 _HEAD = 200  # cells that decide which forms are tried on a whole column
 
@@ -40,6 +46,7 @@ _CODE = r"^[-+]?0[0-9]"  # 00123: an integer would lose the zeros
 _FLOAT = rf"^[-+]?(({_DIGITS}\.?[0-9]*|\.{_DIGITS}){_EXPONENT}|(?i:inf(inity)?))$"
 _COMMA_THOUSANDS = r"^[-+]?([0-9]{1,3}(,[0-9]{3})+|[0-9]+)(\.[0-9]*)?$"
 _SPACE_THOUSANDS = r"^[-+]?([0-9]{1,3}([ '\x{00a0}\x{202f}\x{2019}][0-9]{3})+|[0-9]+)([.,][0-9]*)?$"
+_POINT_THOUSANDS = r"^[-+]?[1-9][0-9]{0,2}\.[0-9]{3}$"
 _DECIMAL_COMMA = r"^[-+]?([0-9]{1,3}(\.[0-9]{3})+|[0-9]+)(,[0-9]+)?" + _EXPONENT + "$"
 
 
@@ -171,12 +178,22 @@ def read_columns(
     return pa.table(columns), readings
 
 
+def is_list(kind: Any) -> bool:
+    """Returns whether an Arrow type is one of lists, also of a fixed length."""
+    return pa.types.is_nested(kind) and hasattr(kind, "value_type")
+
+
 def is_number(text: str) -> bool:
     """Returns whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
         return False
+
+
+def are_numbers(column: Any) -> Any:
+    """Returns whether each cell of a column of text is a number, null if it has no value."""
+    return pc.match_substring_regex(_without(column, _MISSING_NUMBERS), _FLOAT)
 
 
 def are_integers(column: Any) -> bool:
@@ -187,6 +204,7 @@ def are_integers(column: Any) -> bool:
 def days(column: Any) -> Any:
     """Returns ISO dates or times as days since 1970-01-01 UTC, an Arrow column of float64."""
     zone = "UTC" if _any(column, _ZONE) else None
+    column = pc.replace_substring_regex(column, _NANOSECONDS, r"\1")
     seconds = column.cast(pa.timestamp("us", zone)).cast(pa.int64()).cast(pa.float64(), safe=False)
     return pc.divide(seconds, 86_400e6)
 
@@ -202,9 +220,9 @@ def _given(column: Any, name: str, kind: str, locate: Callable[[int], str]) -> t
         if kind.startswith("date"):
             return _iso_dates(_without(column, missing) if is_text else column, kind[5:])
         kind_of_value = getattr(pa, kind_in_arrow)()
-        if hasattr(column.type, "value_type") and pa.types.is_nested(column.type):
-            size = getattr(column.type, "list_size", -1)
-            return column.cast(pa.list_(kind_of_value, size))
+        if is_list(column.type):
+            column = _lists(column)
+            return column.cast(_list_of(column.type, kind_of_value))
         if not is_text or kind == "text":
             return column.cast(kind_of_value)
         values = _without(column, missing)
@@ -238,7 +256,7 @@ def _cells(
         return pa.chunked_array([pa.nulls(len(values))]), Reading(name, "empty", "has no value")
     numbers = pc.replace_substring(numbers, "\u2212", "-")  # the minus of typesetters
     suffix, head = "", numbers.drop_null()[:_HEAD]
-    for what, pattern in (("percent", r"\s*%$"), ("currency", _CURRENCY)):
+    for what, pattern in _SIGNS:
         if len(head) and _all(head, pattern):
             suffix = f", {what} signs removed"
             numbers = pc.replace_substring_regex(numbers, pattern, "")
@@ -246,7 +264,7 @@ def _cells(
     forms = [_PLAIN, *([_COMMA, _POINT] if decimal_comma else [_POINT, _COMMA]), _SPACE]
     for form in forms if len(head) else ():
         if _all(head, form.pattern) and _all(numbers, form.pattern):
-            result, reading = _parsed(numbers, name, form, suffix)
+            result, reading = _parsed(numbers, name, form, suffix, decimal_comma=decimal_comma)
             if reading.kind == "text":
                 break
             return result, reading._replace(why=reading.why + _gaps_note(column, result))
@@ -273,7 +291,9 @@ def _why_text(column: Any, numbers: Any, locate: Callable[[int], str]) -> str:
     return f"{locate(row)} has {column[row].as_py()[:40]!r} among numbers"
 
 
-def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Reading]:
+def _parsed(
+    numbers: Any, name: str, form: _Form, suffix: str, *, decimal_comma: bool
+) -> tuple[Any, Reading]:
     plain = _replaced(numbers, form.replace)
     why = (form.why or "all cells are numbers") + suffix
     is_guess = form.is_guess or bool(suffix)
@@ -282,6 +302,8 @@ def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Rea
         if any(int(float(cell)) != int(cell) for cell in large.to_pylist()):
             why = "integers of more than 53 bits among fractions"
             return numbers, Reading(name, "text", why, is_guess=True)
+        if decimal_comma and form is _PLAIN and _all(plain, _POINT_THOUSANDS):
+            why, is_guess = f"{why}, or thousands have points", True
         return plain.cast(pa.float64()), Reading(name, "number", why, is_guess)
     if form is _PLAIN and _any(plain, _CODE):
         return numbers, Reading(name, "text", "digits with leading zeros", is_guess=True)
@@ -295,15 +317,15 @@ def _parsed(numbers: Any, name: str, form: _Form, suffix: str) -> tuple[Any, Rea
 def _declared(column: Any, name: str) -> tuple[Any, Reading]:
     types, kind = pa.types, column.type
     if types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
-        kind = column.type
+        column, kind = column.cast(kind.value_type), kind.value_type
     why = f"stored as {kind}"
     if types.is_null(kind):
         return column, Reading(name, "empty", "has no value")
     if types.is_temporal(kind):
         if types.is_duration(kind):
-            seconds = column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64(), safe=False)
-            return pc.divide(seconds, 1e6), Reading(name, "number", f"{why}, in seconds")
+            count = column.cast(pa.int64()).cast(pa.float64(), safe=False)
+            seconds = pc.divide(count, _UNITS_PER_SECOND[kind.unit])
+            return seconds, Reading(name, "number", f"{why}, in seconds")
         is_date = types.is_date(kind) or types.is_timestamp(kind)
         return column.cast(pa.string()), Reading(name, "date" if is_date else "text", why)
     if types.is_decimal(kind):
@@ -322,20 +344,44 @@ def _declared(column: Any, name: str) -> tuple[Any, Reading]:
         column = column.cast(pa.string())
     elif types.is_large_binary(kind) or types.is_binary_view(kind):
         column = column.cast(pa.binary())
-    elif types.is_list(kind) or types.is_large_list(kind):
+    elif is_list(kind):
         column = _lists(column)
     return column, Reading(name, _kind(column.type), why + _special_values(column))
 
 
 def _lists(column: Any) -> Any:
-    """Returns lists without values as those of integers, and float64 ones of one length as such."""
+    """Returns lists of what a record can store: lists without values as those of integers.
+
+    Lists have a fixed length if a record needs it: those of float64, and those inside of lists.
+    """
     kind = column.type.value_type
     if pa.types.is_null(kind):
-        return column.cast(pa.list_(pa.int64()))  # any type reads them
-    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
-    if pa.types.is_float64(kind) and len(lengths) == 1 and lengths[0] is not None:
-        return column.cast(pa.list_(kind, lengths[0]))
-    return column.cast(pa.list_(kind))
+        return column.cast(_list_of(column.type, pa.int64()))  # any type reads them
+    if pa.types.is_fixed_size_list(column.type):
+        return column
+    if is_list(kind):
+        size = _only_length(pc.list_flatten(column))
+        return column if size is None else column.cast(pa.list_(_list_of(kind, size=size)))
+    stored = _declared(pa.chunked_array([pa.array([], kind)]), "")[0].type
+    with contextlib.suppress(pa.ArrowException):  # else `pack` names the type
+        column = column.cast(pa.list_(stored))
+    size = _only_length(column) if pa.types.is_float64(stored) else None
+    return column if size is None else column.cast(_list_of(column.type, size=size))
+
+
+def _list_of(kind: Any, element: Any = None, size: int | None = None) -> Any:
+    """Returns a type of lists with another innermost type, or another length."""
+    value = kind.value_type
+    if is_list(value):
+        value = _list_of(value, element)
+    elif element is not None:
+        value = element
+    return pa.list_(value, getattr(kind, "list_size", -1) if size is None else size)
+
+
+def _only_length(lists: Any) -> int | None:
+    lengths = pc.unique(pc.list_value_length(lists)).to_pylist()
+    return lengths[0] if len(lengths) == 1 else None
 
 
 def _kind(kind: Any) -> str:
@@ -375,7 +421,7 @@ def with_gaps(column: Any) -> Any:
 
 
 def _without(column: Any, missing: Collection[str]) -> Any:
-    trimmed = pc.utf8_trim_whitespace(column)
+    trimmed = pc.utf8_trim(column, _SPACES)
     return pc.if_else(pc.is_in(trimmed, pa.array(sorted(missing))), None, trimmed)
 
 

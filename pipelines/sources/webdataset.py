@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import posixpath
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -108,6 +109,9 @@ class WebDataset(Source):
         if not self._samples:
             raise DataError(f"{root}: expected tar files with examples, found none")
         self._kinds = _common_kinds(self._samples)
+        counts = Counter(sample.name for sample in self._samples)
+        repeated = [name for name, count in counts.items() if count > 1]
+        self.account.change("keys", "are those of several examples", *repeated, guessed=True)
         images = [kind for kind in self._kinds if f".{kind}".lower() in IMAGE_SUFFIXES]
         if len(images) > 1:
             raise DataError(f"{root}: expected one image in an example, found {', '.join(images)}")

@@ -97,6 +97,17 @@ def test_recipe_prints_the_account(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "files: 11 found, 10 used, 1 left out" in capsys.readouterr().out
 
 
+def test_splits_with_other_classes(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    photos(tmp_path / "photos" / "train", "cat", "dog")
+    photos(tmp_path / "photos" / "val", "dog", "owl")
+    folders = prepare(tmp_path / "photos", tmp_path)
+    assert folders.classes == ("cat", "dog", "owl")
+    assert sizes(folders) == [[10, 10, 0], [0, 10, 10]]
+    account = capsys.readouterr().out
+    assert "classes have no examples in train: 1 (owl)" in account
+    assert "classes have no examples in validation: 1 (cat)" in account
+
+
 def test_packed_folder_is_divided(tmp_path: Path) -> None:
     source = photos(tmp_path / "photos", "cat", "dog")
     pipelines.pack_dataset(str(source), tmp_path / "packed", num_workers=1)
@@ -156,8 +167,9 @@ def test_invalid_class_folders_raise(tmp_path: Path) -> None:
         prepare(Path("nowhere"), tmp_path)
     with pytest.raises(DataError, match="at least 2 classes, found 1"):
         prepare(photos(tmp_path / "one", "cat"), tmp_path)
-    photos(tmp_path / "two" / "train", "cat", "dog", each=2)
-    photos(tmp_path / "two" / "val", "cat", "owl", each=2)
+    for name, second in (("train", "dog"), ("val", "owl")):
+        part = photos(tmp_path / name, "cat", second, each=2)
+        pipelines.pack_dataset(str(part), tmp_path / "two" / name, num_workers=1)
     with pytest.raises(DataError, match=r"\['cat', 'dog'\], the validation split \['cat', 'owl'\]"):
         prepare(tmp_path / "two", tmp_path)
 

@@ -59,6 +59,7 @@ def test_single_npy_file_becomes_a_feature(tmp_path: Path) -> None:
         ({"a": np.zeros(3, np.complex64)}, "array 'a': cannot store complex64"),
         ({"a": np.array([{}])}, "not NumPy arrays of numbers or text"),
         ({"a": np.zeros(0)}, "found none"),
+        ({"a": np.zeros((2, 0))}, "rows without values"),
     ],
 )
 def test_invalid_arrays_are_rejected(

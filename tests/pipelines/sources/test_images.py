@@ -185,6 +185,26 @@ def test_several_kinds_need_a_choice(tmp_path: Path) -> None:
     assert "text" in opened.features(opened.source(tmp_path, "text"))
 
 
+@pytest.mark.parametrize(
+    ("image", "other", "message"),
+    [
+        ("train2017/a.png", "annotations/instances_train2017.json", "has boxes of COCO"),
+        ("JPEGImages/a.png", "Annotations/a.xml", "has boxes of Pascal VOC"),
+        ("images/train/a.png", "labels/train/a.txt", "has boxes of YOLO .*pass --from images"),
+        ("cat/a.png", "labels.csv", "found images and csv here"),
+        ("cat/a.DNG", "cat/notes.md", "raw data of a camera"),
+    ],
+)
+def test_files_beside_images_are_named(
+    image: str, other: str, message: str, tmp_path: Path
+) -> None:
+    for name in (image, other):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(pictures.encoded(7))
+    with pytest.raises(DataError, match=message):
+        opened.source(tmp_path, "images" if image.endswith("DNG") else "auto")
+
+
 def photo(path: Path, kind: str, orientation: int | None = None, **more: Any) -> np.ndarray:
     """Saves an image with an orientation, and returns the pixels of it upright."""
     rows, columns = np.mgrid[0:16, 0:24]

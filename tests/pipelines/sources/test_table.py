@@ -149,10 +149,28 @@ def test_parts_with_other_types(tmp_path: Path) -> None:
 
 
 def test_unsupported_columns_are_rejected(tmp_path: Path) -> None:
-    table = pa.table({"x": pa.array([[[1]]], pa.list_(pa.list_(pa.int64())))})
+    table = pa.table({"x": pa.array([[[1], [2, 3]]])})
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="column 'x': cannot store list"):
         opened.source(tmp_path / "a.parquet")
+
+
+def test_lists_of_boxes_are_stored(tmp_path: Path) -> None:
+    boxes = [[[1, 2, 3, 4.5], [5, 6, 7, 8]], []]
+    labels = pa.array([["a", "b"], []], pa.list_(pa.dictionary(pa.int32(), pa.string())))
+    parquet.write_table(pa.table({"boxes": boxes, "labels": labels}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"cannot store list.*--column boxes=float32"):
+        opened.source(tmp_path)
+    source = opened.source(tmp_path, column=("boxes=float32",))
+    assert source.features[0].shape == (None, 4)
+    rows = list(source.examples([0, 1]))
+    assert rows == [{"boxes": b, "labels": n} for b, n in zip(boxes, (["a", "b"], []), strict=True)]
+
+
+def test_one_object_with_rows_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"data": [{"x": 1}, {"x": 2}]}')
+    with pytest.raises(DataError, match="is one object, whose rows are in its field 'data'"):
+        opened.source(tmp_path / "a.json")
 
 
 def test_names_that_are_numbers_may_be_a_row_of_data(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ def column(path: Path, **options: Any) -> tuple[list[Any], str]:
         ("a,b\n'x, y',1\n'z',2\n", ["x, y", "z"], "text"),
         ('a,b\n"x\r\n""y""",1\n', ['x\r\n"y"'], "text"),
         ('a,b\n5" wide,1\nz,2\n', ['5" wide', "z"], "text"),
+        ("\ufeff\ufeffa,b\n1,2\n\ufeff3,4\n", [1, 3], "integer"),
+        ("a,b\n1\u200b,2\n", [1], "integer"),
+        ("a,b\n$1,x\n€2,y\n", ["$1", "€2"], "text"),
+        ("a;b\n1.234;x\n5.678;y\n", [1.234, 5.678], "number: .*thousands have points .*guess"),
     ],
 )
 def test_cells_of_delimited_text(
@@ -98,6 +102,11 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
         ("a,b\n1,é\n", {"encoding": "ascii"}, "a.csv: 'ascii' codec can't decode .*--encoding"),
         ("é,b\n".encode() + "é,é\n".encode() * 9 + b"\xff,b\n", {}, "byte 59 is not UTF-8, alth"),
         ("a\nhello, you\n", {}, "Row #2: Expected 1 columns, got 2"),
+        ("t,v\ns,m/s\n1,2\n3,4\n", {}, "row 1 below the header has 's' in .*--column t=text"),
+        ("# by me, v1\na,b\n1,2\n3,4\n", {}, "row 1 below .* has 'a' in column '# by me'"),
+        ("1::7::5\n1::8::3\n", {}, "'::' seems to divide the cells; replace it by a tab"),
+        ('a, b\n1, "x"\n', {}, "has spaces between ',' and '\"', which would become part"),
+        ("a,b\n,1\n2,\n", {"drop_gaps": True}, "each row has an empty cell"),
     ],
 )
 def test_invalid_files_are_named(
