@@ -130,8 +130,11 @@ def _kind_of(location: str) -> str:
         return "jsonl"
     what = " and ".join(kinds.values()) or "nothing that can be packed"
     files = [storage.at(location), *listing(storage.at(location)).files]
-    if not kinds and (packed := [file for file in files if has_suffix(file, COMPRESSED)]):
-        raise DataError(f"{packed[0]}: is compressed; unpack it first")
+    for file in () if kinds else files:
+        if has_suffix(file, COMPRESSED):
+            raise DataError(f"{file}: is compressed; unpack it first")
+        if has_suffix(file, (".xls", ".xlsx", ".ods")):
+            raise DataError(f"{file}: is a workbook; save its sheet as CSV UTF-8")
     raise DataError(
         f"{location}: found {what} here; choose the format with --from ({', '.join(SOURCES)})"
     )

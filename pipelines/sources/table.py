@@ -39,7 +39,7 @@ from pipelines.storage import AnyPath, RemotePath
 
 OPTIONS = frozenset({"label", "fill", "drop_gaps"}) | table_files.OPTIONS | images.CODING_OPTIONS
 SUFFIXES = table_files.SUFFIXES
-_ROWS_AT_ONCE = 1000
+_ROWS_AT_ONCE, _NUM_NAMED = 1000, 3
 #: Stored NumPy dtypes by Arrow's type names, where they differ.
 _DTYPES = {
     **{"halffloat": "float16", "float": "float32", "double": "float64", "uint32": "int64"},
@@ -238,9 +238,6 @@ def _classes(table: Any, label: str) -> set[str]:
             f"--label: column {label!r} contains {kind}, not class names; pack it without --label"
         )
     return set(table[label].unique().to_pylist())
-
-
-_NUM_NAMED = 3
 
 
 def _check_gaps(table: Any, rows: table_files.Rows) -> None:

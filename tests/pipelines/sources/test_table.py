@@ -246,9 +246,10 @@ def test_archives_of_several_files_and_workbooks_are_named(tmp_path: Path) -> No
                 archive.writestr(name, _ROWS)
         with pytest.raises(DataError, match=message):
             opened.source(tmp_path)
-    (tmp_path / "a.csv").rename(tmp_path / "a.tar.gz")
-    with pytest.raises(DataError, match=r"a\.tar\.gz: is compressed; unpack it first"):
-        opened.source(tmp_path)
+    for name, message in (("a.tar.gz", "compressed; unpack it"), ("a.xlsx", "a workbook; save")):
+        next(tmp_path.iterdir()).rename(tmp_path / name)
+        with pytest.raises(DataError, match=f"{name}: is {message}"):
+            opened.source(tmp_path)
 
 
 def test_json_files_are_read_where_nothing_else_is(tmp_path: Path) -> None:
