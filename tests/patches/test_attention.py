@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from keras import layers
 import tfdist
 from tests.support.training import building
 from tfdist.patches import attention
+from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_graphs import LOOPS
 
 _LENGTH, _WIDTH = 19, 8
@@ -89,7 +91,7 @@ def test_what_needs_all_scores_is_left_to_keras(
     assert results(_LAYERS[kind](**options), True, **call)[1] is has_loop
 
 
-def test_replicas_train_with_chunks() -> None:
+def test_replicas_train_and_predict_with_chunks() -> None:
     def build_model() -> keras.Model:
         x = keras.Input((_LENGTH, _WIDTH))
         masked = layers.Masking()(x)
@@ -106,3 +108,7 @@ def test_replicas_train_with_chunks() -> None:
     np.testing.assert_allclose(trainer.fit(x, y, **fit).history["loss"], losses, 1e-5)
     for one, other in zip(plain.get_weights(), trainer.model.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    with replaced(attention, "_joined", mock.Mock(side_effect=attention._joined)):
+        predictions = trainer.predict(x, batch_size=4, verbose=0)
+        assert attention._joined.called
+    np.testing.assert_allclose(predictions, plain.predict(x, verbose=0), rtol=1e-4, atol=1e-5)

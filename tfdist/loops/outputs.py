@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.loops.data_handler import DataHandler
+from tfdist.patches.keras_patches import patched_for_outputs
 from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.replica.replica import StepOptions
 from tfdist.step.step import drawn_outputs, seeds_in_predictions
@@ -197,7 +198,8 @@ class Outputs:
         if self._draws and not full_batch:
             outputs = drawn_outputs(self._model, self._strategy, self._options, on_rows, element)
         else:
-            with nullcontext() if self._model.run_eagerly else draws_at_trace_warned():
+            warned = nullcontext() if self._model.run_eagerly else draws_at_trace_warned()
+            with warned, patched_for_outputs():
                 outputs = self._strategy.outputs(on_rows, element, full_batch)
         if (graph := current_graph()) is not None:
             forget_gradients(graph)  # a prediction takes none

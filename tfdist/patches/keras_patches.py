@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import keras
@@ -130,9 +130,17 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
         options: The options of the step. A BatchNorm layer made with `synchronized=True` uses
             global moments without `sync_batch_norm`, too.
     """
-    is_fast = os.environ.get(_FAST) != "0"
     with ExitStack() as stack:
         for patch in PATCHES:
-            if (patch.is_exact or is_fast) and patch.applies(model, options):
+            if (patch.is_exact or _is_fast()) and patch.applies(model, options):
                 stack.enter_context(patch.context(model, options))
         yield
+
+
+def patched_for_outputs() -> AbstractContextManager[None]:
+    """Returns a context to trace predictions in that draw no numbers."""
+    return attention_in_chunks() if _is_fast() else nullcontext()
+
+
+def _is_fast() -> bool:
+    return os.environ.get(_FAST) != "0"
