@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from tfdist.config import TrainConfig
 from tfdist.run import recipe, saved_model
 from tfdist.trainer import Trainer
 from tfdist.upstream.keras_layers import separate_segments
+from tfdist.upstream.weight_files import FileArray
 
 pytest.importorskip("keras_hub")
 
@@ -169,6 +171,32 @@ def test_saved_task_is_evaluated_with_the_loss_of_the_recipe(tmp_path: Path) -> 
     results, expected = (one.evaluate(data, verbose=0, return_dict=True) for one in (loaded, task))
     assert results == pytest.approx(expected, rel=1e-5)
     assert "perplexity" in results
+
+
+@pytest.mark.long
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["preset", "safetensors"])
+def test_presets_are_read_in_pieces(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {**finetune.DEFAULTS, "set": {"preset": "tiny", "length": 16}}
+    import keras_hub
+
+    finetune.build_model(TrainConfig(**options), 4).save(tmp_path / "model.keras")
+    saved_model.export([form], tmp_path / "model.keras")
+    elements = Mock(side_effect=FileArray.elements, autospec=True)
+    monkeypatch.setattr(FileArray, "elements", lambda *args: elements(*args))
+
+    def load() -> keras.Model:
+        task = keras_hub.models.CausalLM.from_preset(str(tmp_path / form), compile=False)
+        task.compile(keras.optimizers.Adam())
+        return task
+
+    loaded, plain = Trainer(load, strategy="sharded", devices=2).model, load()
+    large = [v for v in plain.variables if v.shape.num_elements() >= 1024]
+    assert elements.call_count >= 2 * len(large) > 10
+    for one, other in zip(loaded.variables, plain.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
 
 
 @pytest.mark.long

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
+import pytest
 
 import tfdist
 from tests.processes import chief_callbacks
@@ -18,6 +20,7 @@ from tfdist.strategies.base import Strategy
 from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
+from tfdist.upstream.weight_files import FileArray
 
 #: Rows for `wide`.
 WIDE = np.ones((4, 64), "float32")
@@ -38,6 +41,7 @@ def run(folder: str) -> dict[str, Any]:
             num_bytes_sent(strategy, precision) for precision in ("float32", "mixed_float16")
         ],
         "bytes while loading": strategy.group.gather(bytes_while_loading(strategy)),
+        "loaded": strategy.group.gather(load_files(strategy, Path(folder))),
         "state bytes": strategy.group.gather(
             [sum(bytes_by_device(resumed.model.optimizer.variables).values())]
         ),
@@ -96,6 +100,49 @@ def bytes_while_loading(strategy: Strategy) -> list[float]:
 
     model = Trainer(deep, strategy).model
     return [4 * model.count_params(), max(held), float(model.weights[0].numpy().mean())]
+
+
+def large(value: float) -> keras.Model:
+    """Returns a network of four layers of 1 MB each, with weights of a value."""
+    inputs = hidden = keras.Input((512,))
+    for _ in range(4):
+        initializer = keras.initializers.Constant(value)
+        hidden = keras.layers.Dense(512, use_bias=False, kernel_initializer=initializer)(hidden)
+    return compiled(keras.Model(inputs, hidden))
+
+
+def load_files(strategy: Strategy, folder: Path) -> list[float]:
+    """Loads `large.keras`; returns which part of it this process read, and some weights.
+
+    Then each rank loads another file, and rank 0 loads one alone.
+    """
+    elements, read = FileArray.elements, list[int]()
+
+    def counted(array: FileArray, begin: int, end: int) -> np.ndarray:
+        read.append(end - begin)
+        return elements(array, begin, end)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileArray, "elements", counted)
+        model = Trainer(lambda: keras.saving.load_model(folder / "large.keras"), strategy).model
+    part = sum(read) / model.count_params()
+    sevens = model.weights[3].numpy()
+    file = folder / f"rank {strategy.group.rank}.weights.h5"
+    wide().save_weights(file)
+
+    def other(is_loaded: bool) -> keras.Model:
+        model = wide()
+        if is_loaded:
+            model.load_weights(file)
+        return model
+
+    with h5py.File(file, "r+") as changed:
+        for layer in changed["layers"].values():
+            layer["vars/0"][:] = strategy.group.rank + 1
+    ones = Trainer(lambda: other(True), strategy).model.weights[1].numpy()
+    alone = Trainer(lambda: other(strategy.group.is_chief), strategy).model.weights[1].numpy()
+    extremes = [float(f(values)) for values in (sevens, ones, alone) for f in (np.min, np.max)]
+    return [part, *extremes]
 
 
 def num_bytes_sent(strategy: Strategy, precision: str) -> float:

@@ -47,6 +47,7 @@ def fit(folder: Path, epochs: int) -> Trainer:
 def found(folder: Path) -> dict[str, Any]:
     """The results of both processes, from one start."""
     fit(folder, scenarios.EPOCHS[0])
+    scenarios.large(7).save(folder / "large.keras")
     return tfdist.notebook_launch(functools.partial(scenarios.run, str(folder)), num_workers=2)
 
 
@@ -65,6 +66,12 @@ def test_no_process_has_the_whole_model_while_it_loads(found: dict[str, Any]) ->
     for size, held, value in found["bytes while loading"].reshape(2, 3):
         assert held == size / 2
         assert value == 1.0  # as rank 0 has loaded
+
+
+def test_each_rank_loads_its_shards_alone(found: dict[str, Any]) -> None:
+    """Other files than rank 0's do not count."""
+    for values in found["loaded"].reshape(2, 7):
+        np.testing.assert_array_equal(values, [0.5, 7, 7, 1, 1, 1, 1])
 
 
 def test_rank_0_can_use_the_model_alone(found: dict[str, Any], folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from tfdist.strategies.sharded.strategy import Sharded
 from tfdist.trainer import Trainer
 from tfdist.upstream.keras_optimizers import optimizers_of_one_device
 from tfdist.upstream.keras_variables import ShardedGradient, ShardedVariable, divide, share_identity
+from tfdist.upstream.weight_files import READS_PIECES, FileArray
 
 LONG = pytest.mark.long
 IDS, LABELS = np.arange(30, dtype="int32").reshape(10, 3), np.ones((10, 3), "float32")
@@ -185,6 +188,78 @@ def test_weights_are_sharded_before_the_next_one_is_made(tmp_path: Path) -> None
     losses = [one.fit(x, x, **options).history["loss"] for one in (plain, trainer)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     assert bytes_by_device(trainer.model.trainable_variables) == shards[-1]
+
+
+def test_array_of_a_file_computes_as_in_memory(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "array", "float32", "w+", shape=(3, 5))
+    mapped[:] = WEIGHT
+    array: Any = FileArray(mapped, str(tmp_path / "array"))
+    for begin, end in ((0, 15), (0, 3), (3, 6), (7, 15), (5, 10)):
+        np.testing.assert_array_equal(array.elements(begin, end), WEIGHT.ravel()[begin:end])
+    np.testing.assert_array_equal(2 * array - array, WEIGHT)
+    np.testing.assert_array_equal(keras.ops.transpose(array), WEIGHT.T)
+    np.testing.assert_array_equal(copy.copy(array).T.astype("float64"), WEIGHT.T)
+    assert (len(array), array.ndim, array[1, 2]) == (3, 2, WEIGHT[1, 2])
+    array[1, 2] = 7
+    assert array.elements(7, 8) == [7]
+    array += 1
+    assert array[1, 2] == 8
+    np.testing.assert_array_equal(mapped, WEIGHT)
+
+
+@pytest.mark.skipif(not READS_PIECES, reason="an older version of Keras")
+def test_files_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elements, sizes = FileArray.elements, list[int]()
+
+    def counted(array: FileArray, begin: int, end: int) -> np.ndarray:
+        sizes.append(end - begin)
+        return elements(array, begin, end)
+
+    def network(dtype: str = "float32") -> keras.Model:
+        """The first axis of one kernel is the whole row of another's."""
+        inputs = keras.Input((1, 301))
+        hidden = layers.Conv1D(17, 1, dtype=dtype)(inputs)
+        model = keras.Model(inputs, layers.Dense(101, dtype=dtype)(hidden))
+        model.compile("adam", "mse")
+        return model
+
+    def with_weights(file: str, **options: str) -> keras.Model:
+        model = network(**options)
+        model.load_weights(tmp_path / file)
+        return model
+
+    plain = network()
+    plain.optimizer.build(plain.trainable_variables)
+    for variable in plain.variables:
+        variable.assign(RANDOM.normal(size=variable.shape).astype(variable.dtype))
+    plain.save(tmp_path / "model.keras")
+    plain.save_weights(tmp_path / "model.weights.h5")
+    network("bfloat16").save_weights(tmp_path / "bfloat16.weights.h5")
+    plain.save_weights(tmp_path / "model.weights.json", max_shard_size=3e-5)
+    with (
+        zipfile.ZipFile(tmp_path / "model.keras") as stored,
+        zipfile.ZipFile(tmp_path / "zipped.keras", "w", zipfile.ZIP_DEFLATED) as zipped,
+    ):
+        for name in stored.namelist():
+            zipped.writestr(name, stored.read(name))
+    halves = [2559, 2558, 859, 858]
+    for load, expected in (
+        (lambda: keras.saving.load_model(tmp_path / "model.keras"), 3 * halves),
+        (lambda: keras.saving.load_model(tmp_path / "zipped.keras"), []),
+        (lambda: with_weights("model.keras"), halves),
+        (lambda: with_weights("model.weights.h5"), halves),
+        (lambda: with_weights("model.weights.h5", dtype="bfloat16"), halves),
+        (lambda: with_weights("bfloat16.weights.h5"), halves[:2]),
+        (lambda: with_weights("model.weights.json"), halves),
+    ):
+        sizes.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(FileArray, "elements", counted)
+            loaded = Trainer(load, Sharded(2)).model
+        assert sorted(sizes) == sorted(expected)
+        wanted = load()
+        for one, other in zip(loaded.variables, wanted.variables, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.errors import ClusterError
+from tfdist.groups import agreement
 from tfdist.groups.base import ProcessGroup
 from tfdist.strategies.inner_loop import read_by_host
 from tfdist.upstream.keras_variables import ShardedVariable
@@ -34,6 +36,7 @@ class _Action(enum.IntEnum):
     READ = 1
     WRITE = 2
     END = 3  # rank 0 ends, and asks for nothing more
+    COMPARE = 4
 
 
 class _Request(NamedTuple):
@@ -112,6 +115,14 @@ class Rank0Coordinator:
         self._follow(_Request(_Action.WRITE, number))
         return self.group.broadcast_tensor(value)
 
+    def is_same(self, number: int, text: str) -> bool:
+        """Returns whether all processes assign what `text` describes to a variable."""
+        self._follow(_Request(_Action.COMPARE, number))
+        return self._equal(agreement.digest(text.encode()))
+
+    def _equal(self, value: float) -> bool:
+        return len(np.unique(self.group.gather([value]))) == 1
+
     def joined(
         self, number: int | str, part: tf.Variable | tf.Tensor, sizes: Sequence[int]
     ) -> tf.Tensor:
@@ -156,6 +167,9 @@ class Rank0Coordinator:
             return
         if request.action == _Action.END:
             self._has_ended = True
+            return
+        if request.action == _Action.COMPARE:
+            self._equal(-1)  # unlike any digest: this process does not assign
             return
         variable = self._variables.get(request.number)
         if variable is None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.remote import connection
@@ -38,6 +40,7 @@ from tfdist.upstream.keras_variables import (
     ShardedVariable,
     weights_of_files_on_disk,
 )
+from tfdist.upstream.weight_files import FileArray, read_in_pieces
 
 _HOME = "_tfdist_home"  # attribute of a whole weight: the device that has its state
 
@@ -99,8 +102,12 @@ class ShardedVariables(VariableLayout):
             return
         # A model that was saved builds its optimizer while it is loaded.
         made = keras_variables.on_creation(self._divide_new)
-        with made, knowing_shards(), weights_of_files_on_disk():
+        with made, knowing_shards(), read_in_pieces(self._pieces_of):
             yield
+
+    @abstractmethod
+    def _pieces_of(self, variable: ShardedVariable, array: FileArray) -> list[np.ndarray] | None:
+        """Returns the shards of this process of an array in a file, if all processes read it."""
 
     def unite_new(self) -> None:
         self._unite_new(lambda _: True)
@@ -246,6 +253,10 @@ class DeviceShards(ShardedVariables):
         del variable
         return self._division
 
+    def _pieces_of(self, variable: ShardedVariable, array: FileArray) -> list[np.ndarray]:
+        ends = itertools.accumulate((part.shape[0] for part in variable.parts), initial=0)
+        return [array.elements(*between) for between in itertools.pairwise(ends)]
+
     def keep_whole(
         self, weight: keras.Variable, slots: Sequence[keras.Variable], owner: str
     ) -> None:
@@ -316,6 +327,12 @@ class ProcessShards(ShardedVariables):
         super()._divide(variable, keep_whole)
         variable.division.introduce(variable)
 
+    def _pieces_of(self, variable: ShardedVariable, array: FileArray) -> list[np.ndarray] | None:
+        division = cast("OverProcesses", variable.division)
+        if not self._coordinator.is_same(division.number, array.identity):
+            return None
+        return [array.elements(division.begin, division.begin + variable.parts[0].shape[0])]
+
     @contextmanager
     def making_weights(self) -> Iterator[None]:
         self._made = list[tf.TensorSpec]()
@@ -328,7 +345,8 @@ class ProcessShards(ShardedVariables):
         if variable.shape.num_elements() >= self._smallest:
             self._made.append(tf.TensorSpec(variable.shape, variable.dtype))
             agreement.check_shapes(self._group, self._made[-1:])
-            agreement.broadcast(self._group, [whole])
+            if not agreement.are_same(self._group, [variable]):
+                agreement.broadcast(self._group, [whole])
         super()._divide_new(variable, whole)
 
     def reduce_sharded(
