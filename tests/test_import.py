@@ -32,8 +32,18 @@ def test_help_does_not_import_tensorflow() -> None:
     assert "--strategy one_device|mirrored" in shown
 
 
+#: What versions of Keras after the oldest supported one have brought.
+NEWER_THAN_OLDEST = (
+    "keras.RematScope", "keras.remat", "keras.callbacks.OrbaxCheckpoint", "keras.layers.ReversibleEmbedding",
+    "keras.layers.RMSNormalization", "keras.optimizers.MultiOptimizer", "keras.optimizers.Muon",
+    "keras.optimizers.ScheduleFreeAdamW",
+)  # fmt: skip
 IMPORTS_AND_TRAINS = """
 import importlib, os, pkgutil, sys
+import keras
+for name in {newer!r}:
+    module, _, attribute = name.rpartition(".")
+    delattr(sys.modules[module], attribute)
 import pipelines, recipes, tfdist, tfdist.train
 assert not hasattr(os, "sched_getaffinity")
 for package in (pipelines, tfdist, recipes):
@@ -44,10 +54,11 @@ sys.exit(tfdist.train.main(["--smoke", "--strategy", "mirrored"]))
 """
 
 
-def test_imports_and_trains_without_what_only_linux_has(tmp_path: Path) -> None:
-    """As on macOS, for which the nightly workflow runs `make quick`."""
+def test_imports_and_trains_without_what_only_linux_and_new_versions_have(tmp_path: Path) -> None:
+    """As on macOS and with the oldest Keras; the nightly workflow runs `make quick` on both."""
     environ = os.environ | {"PYTHONPATH": f"{ROOT / 'tests/support/without_linux'}:{ROOT}"}
-    done = python("-c", IMPORTS_AND_TRAINS, cwd=tmp_path, env=environ)
+    code = IMPORTS_AND_TRAINS.format(newer=NEWER_THAN_OLDEST)
+    done = python("-c", code, cwd=tmp_path, env=environ)
     assert "val_accuracy" in done.stdout
 
 

@@ -21,7 +21,7 @@ from tests.support import ROOT
 
 _PAGE = ROOT / "docs" / "versions.md"
 _TOOLS = ("pytest", "pytest-xdist", "nbmake", "hypothesis")
-STRATEGIES = ("mirrored", "sharded parameters", "multi_worker")
+STRATEGIES = ("mirrored", "sharded parameters", "tensor_parallel", "pipeline", "multi_worker")
 #: The cases of each cell, but for every case in the column `mirrored` of the first and last row.
 FEW = ("all-together", "embedding-clipped", "batch-norm")
 

@@ -11,6 +11,7 @@ from typing import Literal
 import keras
 from keras import layers, ops
 
+from tfdist.errors import ConfigurationError
 from tfdist.models.builders import head
 
 #: Number of blocks, width and number of heads.
@@ -46,7 +47,14 @@ def gpt(
     Returns:
         An uncompiled model from tokens, int32 `(batch, up to length)`, to logits of the next token
         at each position, `(batch, length, vocabulary_size)`.
+
+    Raises:
+        ConfigurationError: Keras is older than 3.12, which brought `ReversibleEmbedding`.
     """
+    if not hasattr(layers, "ReversibleEmbedding"):
+        raise ConfigurationError(
+            f"The model gpt: Keras {keras.version()} has no ReversibleEmbedding. Upgrade to Keras 3.12."
+        )
     depth, width, num_heads = SIZES[size]
     normal = keras.initializers.RandomNormal(stddev=0.02)
     tokens = keras.Input((None,), dtype="int32")

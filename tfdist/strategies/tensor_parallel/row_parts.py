@@ -19,6 +19,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdist.strategies.tensor_parallel.splits import is_elementwise
+from tfdist.upstream.features import existing
 from tfdist.upstream.keras_layers import is_elementwise_operation
 from tfdist.upstream.keras_model import stateless_scope
 from tfdist.upstream.patching import replaced
@@ -28,7 +29,7 @@ _MERGES = (
     layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum, layers.Minimum,
 )  # fmt: skip
 _Value = TypeVar("_Value")
-_NORMALIZATIONS = (layers.LayerNormalization, layers.RMSNormalization)
+_NORMALIZATIONS = existing(layers, "LayerNormalization", "RMSNormalization")
 
 
 def computes_by_rows(operation: keras.Operation) -> bool:

@@ -19,6 +19,7 @@ from keras import activations, layers
 
 from tfdist.groups.base import shard_sizes
 from tfdist.groups.fusion import copied_slices
+from tfdist.upstream.features import existing
 from tfdist.upstream.keras_layers import (
     attention_axes,
     into_heads,
@@ -32,12 +33,13 @@ CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 TRANSPOSED = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
 DEPTHWISE = (layers.DepthwiseConv1D, layers.DepthwiseConv2D)
 ATTENTIONS = (layers.MultiHeadAttention, layers.GroupQueryAttention)
+REVERSIBLE = existing(layers, "ReversibleEmbedding")  # a class, or none before Keras 3.12
 #: Layers that can be split. Subclasses may compute anything, unless they define nothing.
 SUPPORTED = (
     layers.Dense,
     layers.EinsumDense,
     layers.Embedding,
-    layers.ReversibleEmbedding,
+    *REVERSIBLE,
     *CONVOLUTIONS,
     *TRANSPOSED,
     *DEPTHWISE,
@@ -133,10 +135,10 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
     elif isinstance(layer, layers.EinsumDense):
         splits = _einsum(layer, num_devices)
     elif lora_factors(layer) and (
-        isinstance(layer, layers.ReversibleEmbedding) or getattr(layer, "groups", 1) > 1
+        isinstance(layer, REVERSIBLE) or getattr(layer, "groups", 1) > 1
     ):
         splits = []
-    elif isinstance(layer, layers.ReversibleEmbedding):
+    elif isinstance(layer, REVERSIBLE):
         splits = [_reversible(layer, num_devices)]
     elif isinstance(layer, DEPTHWISE):
         splits = [_depthwise(layer, num_devices)]
