@@ -34,9 +34,9 @@ def test_help_does_not_import_tensorflow() -> None:
 
 #: What versions of Keras after the oldest supported one have brought.
 NEWER_THAN_OLDEST = (
-    "keras.RematScope", "keras.remat", "keras.callbacks.OrbaxCheckpoint", "keras.layers.ReversibleEmbedding",
-    "keras.layers.RMSNormalization", "keras.optimizers.MultiOptimizer", "keras.optimizers.Muon",
-    "keras.optimizers.ScheduleFreeAdamW",
+    "keras.RematScope", "keras.remat", "keras.callbacks.OrbaxCheckpoint",
+    "keras.layers.ReversibleEmbedding", "keras.layers.RMSNormalization", "keras.optimizers.Muon",
+    "keras.optimizers.MultiOptimizer", "keras.optimizers.ScheduleFreeAdamW",
 )  # fmt: skip
 IMPORTS_AND_TRAINS = """
 import importlib, os, pkgutil, sys

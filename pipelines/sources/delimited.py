@@ -6,6 +6,7 @@ Types are decided later (`types.py`), over the cells of all files.
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 import re
 import sys
@@ -68,30 +69,38 @@ def read(file: AnyPath, options: Options) -> tuple[Any, Dialect]:
             _check_quotes(file, dialect)
     finally:
         csv.field_size_limit(limit)
+
+    def read_by(
+        function: Any, *, use_threads: bool = True, parse: Any = None, **options: Any
+    ) -> Any:
+        opened = open_bytes(file)
+        opened.seek(dialect.encoding.start)
+        return function(
+            opened,
+            read_options=arrow_csv.ReadOptions(
+                encoding=dialect.encoding.name,
+                block_size=_BLOCK_BYTES,
+                use_threads=use_threads,
+                skip_rows=dialect.skip,
+                column_names=dialect.names,
+            ),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=dialect.delimiter,
+                quote_char=dialect.quote or False,
+                newlines_in_values=True,
+                **(parse or {}),
+            ),
+            **options,
+        )
+
     try:
-
-        def table(*, use_threads: bool) -> Any:
-            opened = open_bytes(file)
-            opened.seek(dialect.encoding.start)
-            return arrow_csv.read_csv(
-                opened,
-                read_options=arrow_csv.ReadOptions(
-                    encoding=dialect.encoding.name,
-                    block_size=_BLOCK_BYTES,
-                    use_threads=use_threads,
-                    skip_rows=dialect.skip,
-                    column_names=dialect.names,
-                ),
-                parse_options=arrow_csv.ParseOptions(
-                    delimiter=dialect.delimiter,
-                    quote_char=dialect.quote or False,
-                    newlines_in_values=True,
-                ),
-                convert_options=arrow_csv.ConvertOptions(
-                    default_column_type=pa.string(), strings_can_be_null=True, null_values=[""]
-                ),
-            )
-
+        # PyArrow before 25 has no default type, so that each column of the first block is named.
+        with read_by(arrow_csv.open_csv, parse={"invalid_row_handler": lambda _: "skip"}) as reader:
+            text = dict.fromkeys(reader.schema.names, pa.string())
+        convert = arrow_csv.ConvertOptions(
+            column_types=text, strings_can_be_null=True, null_values=[""]
+        )
+        table = functools.partial(read_by, arrow_csv.read_csv, convert_options=convert)
         try:
             return table(use_threads=True), dialect
         except pa.ArrowException:  # it names the row of an error only if it reads with one thread

@@ -351,10 +351,17 @@ def _is_image(path: AnyPath) -> bool:
     if isinstance(path, RemotePath) and path.suffix:  # a request per file would take long
         return False
     try:
-        with path.open("rb") as file, Image.open(file, formats=_PILLOW_FORMATS):
+        with path.open("rb") as file, Image.open(file, formats=_readable_formats()):
             return True
     except DAMAGE:
         return False
+
+
+@functools.cache
+def _readable_formats() -> list[str]:
+    """Returns those of `_PILLOW_FORMATS` that the installed Pillow has: AVIF came with 11.3."""
+    Image.init()
+    return [name for name in _PILLOW_FORMATS if name in Image.OPEN]
 
 
 @functools.cache

@@ -114,6 +114,39 @@ def test_batches_need_no_data_sets_and_no_new_traces(
     assert not graphs
 
 
+class Noise(keras.layers.Layer):
+    """Draws without a seed: the first draw takes one from Python's generator, as new layers do."""
+
+    def call(self, rows: Any, training: bool = False) -> Any:
+        return rows + 0.1 * keras.random.normal(keras.ops.shape(rows)) if training else rows
+
+
+def one_after_another(*names: str) -> list[Any]:
+    """Trains the same model, and a new one, under one strategy after another."""
+    keras.utils.set_random_seed(1)
+    numbers: list[Any] = []
+    models: list[keras.Model] = []
+    for name in names:
+        dense, dropout = keras.layers.Dense(3, "tanh"), keras.layers.Dropout(0.2)
+        models.append(keras.Sequential([keras.Input((4,)), Noise(), dense, dropout, Noise()]))
+        models[-1].compile("adam", "mse", metrics=["mae"])
+        if name != "keras":
+            tfdist.distribute(name, devices=2, verify="off")
+        for model in models:
+            history = model.fit(X, X[:, :3], 5, 2, 0).history
+            numbers += [*history["loss"], *history["mae"], *model.get_weights()]
+        tfdist.distribute(None)
+        numbers.append(np.asarray(keras.random.uniform((3,))))
+    return numbers
+
+
+def test_strategies_follow_each_other() -> None:
+    expected = one_after_another("keras", "keras", "keras")
+    results = one_after_another("mirrored", "sharded", "mirrored")
+    for value, other in zip(expected, results, strict=True):
+        assert value == pytest.approx(other, abs=TOLERANCE)
+
+
 def test_strategies_of_tensorflow_stand_for_those_of_tfdist(tmp_path: Path) -> None:
     results = []
     for strategy, devices in (("one_device", 1), ("auto", None)):

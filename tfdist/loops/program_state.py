@@ -81,10 +81,10 @@ class ProgramState:
         for variable in variables:
             self._note(variable)
         self._values = [(v, v.read_value()) for v in self._variables.values()]
-        numpy_state, python_state = np.random.get_state(), random.getstate()
+        numpy_state = np.random.get_state()
         self._restore += [
             lambda: np.random.set_state(numpy_state),
-            lambda: random.setstate(python_state),
+            keras_model.python_random_state(),
         ]
         self._restore_tensorflow = random_state()
 

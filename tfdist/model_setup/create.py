@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -180,9 +179,9 @@ def _unchanged_random_state() -> Iterator[None]:
     Keras draws the seed of each initializer and each random layer that has none from Python's
     generator. Layers that tfdist creates in addition would change the seeds of later ones.
     """
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    restore_python, of_numpy = keras_model.python_random_state(), np.random.get_state()
     try:
         yield
     finally:
-        random.setstate(of_python)
+        restore_python()
         np.random.set_state(of_numpy)

@@ -32,9 +32,16 @@ from tfdist.loops.epoch import check_same_batches
 from tfdist.loops.functions import Loop
 from tfdist.loops.outputs import concatenated
 from tfdist.script import Options, tf_distribute
+from tfdist.strategies import mirrored_variables
 from tfdist.strategies.base import Strategy
 from tfdist.trainer import Trainer, on_all_workers
-from tfdist.upstream import input_data, keras_model, keras_training, tensorflow_runtime
+from tfdist.upstream import (
+    features,
+    input_data,
+    keras_model,
+    keras_training,
+    tensorflow_runtime,
+)
 from tfdist.upstream.patching import all_replaced, replace, replaced
 
 _METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -126,6 +133,10 @@ class ScriptTrainer(Trainer):
             tf.raw_ops.AssignVariableOp(resource=handle, value=value)
             self._originals[id(weight)] = weakref.ref(handle), value
 
+    def variables(self) -> list[keras.Variable]:
+        """Returns all variables that the steps read and write."""
+        return self._run.functions.all_variables()
+
     @on_all_workers
     def on_batch(self, loop: Loop, given: dict[str, Any]) -> Any:
         """Runs `train_on_batch`, `test_on_batch` or `predict_on_batch` with Keras's arguments."""
@@ -140,7 +151,8 @@ class ScriptTrainer(Trainer):
             steps = functions.predict(data)
         else:
             steps = (functions.train if loop == "train" else functions.evaluate)(data, True)
-            self.model.reset_metrics()
+            if features.RESETS_METRICS:
+                self.model.reset_metrics()
         self._self_check.at_first_use(loop, data, steps)
         functions.sync_before_batch()
         result, logs = steps(data.begin_epoch(0, steps.needs_full_batch), 1)
@@ -188,7 +200,8 @@ class Runner:
         tensorflow_runtime.start_without_hook()
         self._stack.close()
         for model in list(self._models):
-            vars(model).pop(_TRAINER, None)
+            trainer: ScriptTrainer = vars(model).pop(_TRAINER)
+            mirrored_variables.forget(trainer.variables())
             keras_model.use_xla_by_default(model)
 
     # ---- the strategy ----

@@ -8,6 +8,7 @@ changes only the model's own variables, and `sync` updates the mirrored ones bef
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -77,6 +78,12 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
                 by_device[device] = _created(plain, value, device)
 
 
+def forget(variables: Sequence[keras.Variable]) -> None:
+    """Drops mirrored variables whose steps are gone, so that no other strategy finds old values."""
+    for value in itertools.chain.from_iterable(map(values_of, variables)):
+        vars(value).pop(_NAME, None)
+
+
 class MirroredVariables(VariableLayout):
     """A set of variables on the device of each replica of the process.
 
@@ -114,14 +121,17 @@ def first_difference(variables: Sequence[keras.Variable]) -> Difference | None:
     variable, and all elements of those whose numbers differ.
     """
     pairs = [(v, original) for v in variables for original in values_of(v) if copies_of(original)]
-    by_device: dict[str, list[tf.Tensor]] = {}
-    for _, original in pairs:
-        for device, copy in {original.device: original, **copies_of(original)}.items():
+    if not pairs:
+        return None
+    first = tf.stack([_digest(original) for _, original in pairs]).numpy()
+    by_device: dict[str, dict[int, tf.Tensor]] = {}
+    for index, (_, original) in enumerate(pairs):
+        for device, copy in copies_of(original).items():
             with tf.device(device):
-                by_device.setdefault(device, []).append(_digest(copy))
-    first, *others = [tf.stack(digests).numpy() for digests in by_device.values()] or [None]
-    for device, digests in zip([*by_device][1:], others, strict=True):
-        for index in np.flatnonzero(digests != first):
+                by_device.setdefault(device, {})[index] = _digest(copy)
+    for device, digests in by_device.items():
+        indices = np.array([*digests])
+        for index in indices[tf.stack([*digests.values()]).numpy() != first[indices]]:
             variable, original = pairs[index]
             largest, rounding = distance_of_copies(
                 original.numpy(), copies_of(original)[device].numpy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import platform
 import warnings
 from typing import Any
@@ -15,6 +16,10 @@ from tfdist.version import untested
 
 #: `keras.remat` and `keras.RematScope`, since Keras 3.9.
 HAS_REMAT = hasattr(keras, "RematScope")
+
+#: Whether `train_on_batch` and `test_on_batch` return the metrics of their batch alone. In older
+#: versions of Keras, these are the means since the last reset.
+RESETS_METRICS = "reset_metrics" in inspect.unwrap(keras.Model.train_on_batch).__code__.co_names
 
 
 def existing(namespace: Any, *names: str) -> tuple[Any, ...]:

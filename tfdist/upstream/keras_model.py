@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -68,6 +69,22 @@ def global_generator() -> keras.random.SeedGenerator | None:
 def ensured_global_generator() -> keras.random.SeedGenerator:
     """Returns the same; creates it if necessary: `seed_generator.global_seed_generator`."""
     return seed_generator.global_seed_generator()
+
+
+def python_random_state() -> Callable[[], None]:
+    """Returns a function that restores the state of `random`, from which Keras draws seeds.
+
+    If the global generator has been created since, what its seed took stays taken, as without the
+    trial or trace that is undone: `seed_generator.make_default_seed`.
+    """
+    state, existed = random.getstate(), global_generator() is not None
+
+    def restore() -> None:
+        random.setstate(state)
+        if not existed and global_generator() is not None:
+            seed_generator.make_default_seed()
+
+    return restore
 
 
 def use_global_generator(generator: keras.random.SeedGenerator | None) -> None:

@@ -8,7 +8,6 @@ calls.
 from __future__ import annotations
 
 import functools
-import random
 import re
 import warnings
 import weakref
@@ -25,6 +24,7 @@ from tensorflow.python.framework.tensor_util import constant_value_as_shape
 from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 from tensorflow.python.ops import gen_stateless_random_ops_v2 as samplers
 
+from tfdist.upstream.keras_model import python_random_state
 from tfdist.upstream.patching import replaced
 
 #: For each sampler, the numbers that it reserves for one that it returns
@@ -282,7 +282,7 @@ def _numbers() -> list[tuple[Any, str, Any]]:
 class RandomStates(NamedTuple):
     """The states at one time, the operation seeds of `tf.random`, and the user's numbers."""
 
-    python: Any
+    python: Callable[[], None]  # restores it
     numpy: Any
     tensorflow: Any
     numbers: list[tuple[Any, str, Any]]
@@ -292,7 +292,7 @@ class RandomStates(NamedTuple):
         """Returns the states as they are; TensorFlow's are in `Context._rng`, if a seed is set."""
         generator = _operation_seeds()
         operations = None if generator is None else generator.getstate()
-        return cls(random.getstate(), np.random.get_state(), operations, _numbers())
+        return cls(python_random_state(), np.random.get_state(), operations, _numbers())
 
     def restore(self, python: bool = True) -> None:
         """Sets the states to what they were.
@@ -302,7 +302,7 @@ class RandomStates(NamedTuple):
                 and the numbers, which code that creates weights may set.
         """
         if python:
-            random.setstate(self.python)
+            self.python()
         np.random.set_state(self.numpy)
         if self.tensorflow is not None:
             _operation_seeds().setstate(self.tensorflow)

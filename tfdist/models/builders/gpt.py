@@ -53,7 +53,8 @@ def gpt(
     """
     if not hasattr(layers, "ReversibleEmbedding"):
         raise ConfigurationError(
-            f"The model gpt: Keras {keras.version()} has no ReversibleEmbedding. Upgrade to Keras 3.12."
+            f"The model gpt needs ReversibleEmbedding, which Keras {keras.version()} lacks. "
+            "Upgrade to Keras 3.12."
         )
     depth, width, num_heads = SIZES[size]
     normal = keras.initializers.RandomNormal(stddev=0.02)

@@ -134,9 +134,7 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
         splits = [_heads(layer, num_devices)]
     elif isinstance(layer, layers.EinsumDense):
         splits = _einsum(layer, num_devices)
-    elif lora_factors(layer) and (
-        isinstance(layer, REVERSIBLE) or getattr(layer, "groups", 1) > 1
-    ):
+    elif lora_factors(layer) and (isinstance(layer, REVERSIBLE) or getattr(layer, "groups", 1) > 1):
         splits = []
     elif isinstance(layer, REVERSIBLE):
         splits = [_reversible(layer, num_devices)]
