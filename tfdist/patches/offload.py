@@ -22,6 +22,9 @@ ON_HOST = "offloaded_to_host"
 #: Operations of the backward pass between the one that a copy waits for and the one that reads it,
 #: during which it is on its way. What is read earlier stays on the device.
 _AHEAD = 6
+#: Operations that need the shape of an activation and wait for nothing: gradients of convolutions
+#: have one.
+_OF_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def activations_on_host() -> Iterator[None]:
     readers: dict[tf.Operation, dict[int, list[tf.Operation]]] = {}
     for op in backward:
         for tensor in op.inputs:
-            if tensor.op not in position and _is_activation(tensor):
+            if tensor.op not in position and _is_activation(tensor) and op.type not in _OF_SHAPES:
                 readers.setdefault(tensor.op, {}).setdefault(tensor.value_index, []).append(op)
     for op, by_output in readers.items():
         for index, reading in by_output.items():
@@ -65,7 +68,8 @@ def _is_activation(tensor: tf.Tensor) -> bool:
 def _earlier(op: tf.Operation, position: dict[tf.Operation, int]) -> tf.Operation | None:
     """Returns an operation of the backward pass that an operation needs, some steps before it."""
     for _ in range(_AHEAD):
-        needed = [tensor.op for tensor in op.inputs if tensor.op in position]
+        inputs = [tensor.op for tensor in op.inputs if tensor.op.type not in _OF_SHAPES]
+        needed = [one for one in inputs if one in position]
         if not needed:
             return None
         op = max(needed, key=position.__getitem__)
