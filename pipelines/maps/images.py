@@ -59,14 +59,14 @@ def random_crop(
     Returns:
         Pixels, uint8 `(height, width, 3)`.
     """
-    shape = tf.cast(_shape(encoded), tf.float32)
+    shape, number = _upright_shape(encoded)
     u = tf.random.stateless_uniform(
         (4,), tf.random.experimental.stateless_fold_in(seed, _CROP_STREAM)
     )
     side = tf.sqrt(tf.reduce_prod(shape) * _between(area, u[0]))
     log_aspect = _between((math.log(aspect[0]), math.log(aspect[1])), u[1])
     region = tf.minimum(side * tf.exp(log_aspect * tf.constant([-0.5, 0.5])), shape)
-    return _scaled(encoded, (shape - region) * u[2:], region, size, reduce)
+    return _scaled(encoded, number, (shape - region) * u[2:], region, size, reduce)
 
 
 def center_crop(
@@ -88,10 +88,10 @@ def center_crop(
     Returns:
         Pixels, uint8 `(height, width, 3)`.
     """
-    shape = tf.cast(_shape(encoded), tf.float32)
+    shape, number = _upright_shape(encoded)
     target_size = tf.constant(size, tf.float32)
     region = target_size * tf.reduce_min(shape / target_size) * fraction
-    return _scaled(encoded, (shape - region) / 2, region, size, reduce)
+    return _scaled(encoded, number, (shape - region) / 2, region, size, reduce)
 
 
 def resize(encoded: tf.Tensor, size: Size, *, reduce: bool = True) -> tf.Tensor:
@@ -102,8 +102,8 @@ def resize(encoded: tf.Tensor, size: Size, *, reduce: bool = True) -> tf.Tensor:
         >>> images.resize(png, (32, 32)).shape
         TensorShape([32, 32, 3])
     """
-    shape = tf.cast(_shape(encoded), tf.float32)
-    return _scaled(encoded, tf.zeros_like(shape), shape, size, reduce)
+    shape, number = _upright_shape(encoded)
+    return _scaled(encoded, number, tf.zeros_like(shape), shape, size, reduce)
 
 
 def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -123,22 +123,28 @@ def flip(images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(tf.reverse(images, tf.repeat([-2], turned)), images.shape)
 
 
-def _shape(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns height and width of the upright image from the first bytes of a file."""
+def _upright_shape(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns height and width of the upright image, and its orientation, from the first bytes."""
     stored = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
         # https://www.w3.org/TR/png/#11IHDR: width and height, big-endian, after 16 bytes.
         lambda: tf.io.decode_raw(tf.strings.substr(encoded, 16, 8), tf.int32, False)[::-1],
     )
-    return tf.where(upright.orientation(encoded) >= 5, stored[::-1], stored)
+    number = upright.orientation(encoded)
+    return tf.cast(tf.where(number >= 5, stored[::-1], stored), tf.float32), number
 
 
 def _scaled(
-    encoded: tf.Tensor, begin: tf.Tensor, region: tf.Tensor, size: Size, reduce: bool
+    encoded: tf.Tensor,
+    number: tf.Tensor,
+    begin: tf.Tensor,
+    region: tf.Tensor,
+    size: Size,
+    reduce: bool,
 ) -> tf.Tensor:
-    """Decodes a region of an image and scales it; uint8 `(*size, 3)`."""
-    is_jpeg, orientation = tf.io.is_jpeg(encoded), upright.orientation(encoded)
+    """Decodes a region of an image with this orientation and scales it; uint8 `(*size, 3)`."""
+    is_jpeg = tf.io.is_jpeg(encoded)
 
     def cut_whole() -> tf.Tensor:
         pixels = tf.cond(
@@ -147,10 +153,10 @@ def _scaled(
             lambda: tf.io.decode_png(encoded, channels=3),
         )
         window = tf.unstack(_window(begin, region), num=4)
-        return tf.image.crop_to_bounding_box(upright.turn(pixels, orientation), *window)
+        return tf.image.crop_to_bounding_box(upright.turn(pixels, number), *window)
 
     pixels = tf.cond(
-        is_jpeg & (orientation == 1),
+        is_jpeg & (number == 1),
         lambda: _decode_jpeg_region(encoded, begin, region, size, reduce),
         cut_whole,
     )
