@@ -136,7 +136,7 @@ CHECK: dict[str, float] = {
     "tests/strategies/test_strategies.py::test_options_do_not_change_results": 11.3,
     "tests/strategies/tensor_parallel/test_tensor_parallel.py::"
     "test_matches_one_device_and_appears_complete": 14.5,
-    "tests/test_import.py::test_imports_and_trains_without_what_only_linux_has": 20,
+    "tests/test_import.py::test_imports_and_trains_without_what_is_only_on_linux_or_new": 20,
     "tests/test_import.py::test_finds_every_private_name_in_installed_packages": 6,
     "tests/test_compile_cache.py::test_later_process_loads_the_program": 15,
     "tests/test_devices.py::test_configuring_devices_before_building_the_model": 10,

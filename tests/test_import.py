@@ -54,7 +54,7 @@ sys.exit(tfdist.train.main(["--smoke", "--strategy", "mirrored"]))
 """
 
 
-def test_imports_and_trains_without_what_only_linux_and_new_versions_have(tmp_path: Path) -> None:
+def test_imports_and_trains_without_what_is_only_on_linux_or_new(tmp_path: Path) -> None:
     """As on macOS and with the oldest Keras; the nightly workflow runs `make quick` on both."""
     environ = os.environ | {"PYTHONPATH": f"{ROOT / 'tests/support/without_linux'}:{ROOT}"}
     code = IMPORTS_AND_TRAINS.format(newer=NEWER_THAN_OLDEST)
