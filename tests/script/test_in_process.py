@@ -132,6 +132,11 @@ def one_after_another(*names: str) -> list[Any]:
         models[-1].compile("adam", "mse", metrics=["mae"])
         if name != "keras":
             tfdist.distribute(name, devices=2, verify="off")
+        # Its step is traced before the global generator exists, and once more afterwards.
+        first = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        first.compile("sgd", "mse")
+        numbers.append(first.train_on_batch(X, X[:, :3]))
+        numbers += first.fit(X + keras.random.normal(X.shape), X[:, :3], verbose=0).history["loss"]
         for model in models:
             history = model.fit(X, X[:, :3], 5, 2, 0).history
             numbers += [*history["loss"], *history["mae"], *model.get_weights()]

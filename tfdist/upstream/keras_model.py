@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -71,17 +73,29 @@ def ensured_global_generator() -> keras.random.SeedGenerator:
     return seed_generator.global_seed_generator()
 
 
+#: When a global generator was seen first, on the clock that each saved state advances. A thread's
+#: may come from another thread, so that it is not new because the thread did not have it before.
+_first_seen = weakref.WeakKeyDictionary[keras.random.SeedGenerator, int]()
+_clock = itertools.count()
+
+
 def python_random_state() -> Callable[[], None]:
     """Returns a function that restores the state of `random`, from which Keras draws seeds.
 
     If the global generator has been created since, what its seed took stays taken, as without the
     trial or trace that is undone: `seed_generator.make_default_seed`.
     """
-    state, existed = random.getstate(), global_generator() is not None
+
+    def seen() -> int:
+        generator = global_generator()
+        return -1 if generator is None else _first_seen.setdefault(generator, next(_clock))
+
+    seen()
+    state, now = random.getstate(), next(_clock)
 
     def restore() -> None:
         random.setstate(state)
-        if not existed and global_generator() is not None:
+        if seen() > now:
             seed_generator.make_default_seed()
 
     return restore
