@@ -179,6 +179,7 @@ class SelfCheck:
         began, accumulation = time.perf_counter(), self._functions.accumulation
         waiting = keras.tree.flatten(accumulation.waiting) if accumulation else []
         variables = self._functions.all_variables()
+        data.first_batch()  # it is kept, and so is what reading it drew
         state = ProgramState(self._model, [*variables, *waiting, *self._rates()])
         parts, plain = self._plain_on_few_rows(loop, data, run, num_steps, state)
         if isinstance(plain, str):
