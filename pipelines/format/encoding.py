@@ -111,7 +111,8 @@ _EXACT = {"int64": int, "float64": float, "string": bytes}
 
 
 def _values(value: object, feature: Feature) -> Sequence[Any] | np.ndarray:
-    if not feature.shape and type(value) is _EXACT.get(feature.dtype):
+    is_exact = not feature.shape and type(value) is _EXACT.get(feature.dtype)
+    if is_exact and not (isinstance(value, int) and value.bit_length() > 63):
         if feature.encoding != "raw":
             return [value]
         if feature.dtype == "float64":

@@ -161,9 +161,11 @@ class _LocalWork(WorkFolder):
             self._shards.mkdir(exist_ok=True)
             temporary = plan_file.with_name(f".{_PLAN}.{uuid.uuid4().hex}")
             temporary.write_text(plan, "utf-8")
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, plan_file)  # atomically, unless another part was faster
-            temporary.unlink()
+            try:
+                with contextlib.suppress(FileExistsError):  # another part was faster
+                    os.link(temporary, plan_file)  # atomically
+            finally:
+                temporary.unlink()
             if plan_file.read_text("utf-8") != plan:
                 raise _other_plan(self._path)
             return

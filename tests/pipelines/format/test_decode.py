@@ -68,6 +68,14 @@ def test_values_that_would_change_raise(value: object, message: str) -> None:
         encode({"x": value}, [feature])
 
 
+@pytest.mark.parametrize("encoding", ["raw", "list"])
+def test_integers_beyond_64_bits_are_named(encoding: str) -> None:
+    feature = Feature(name="x", dtype="int64", encoding=encoding)
+    assert encode({"x": -(2**63)}, [feature])
+    with pytest.raises(DataError, match="feature 'x': int64 cannot hold"):
+        encode({"x": 2**63}, [feature])
+
+
 def test_missing_and_unknown_features_raise() -> None:
     with pytest.raises(DataError, match=r"expected the features \['x'\], got \['y'\]"):
         encode({"y": 1}, [Feature(name="x", dtype="int32")])
