@@ -550,7 +550,7 @@ class Trainer:
                 "precision": self.model.dtype_policy.name,
                 "XLA": self._programs_of_xla(),
                 "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
-                "remat": self.remat,
+                "remat": remat_of_layers.described(self.model, self.remat),
                 "activations": "on the host" if self._options.offload_activations else "on devices",
                 "not exact": self._exactness.reported(),
                 "versions": features.tested(),

@@ -16,6 +16,7 @@ from tests.conformance.layouts import AnsweringPool, Layout
 from tests.support.training import FIT, X, assert_close, build
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.patches.offload import ON_HOST
+from tfdist.patches.remat import chosen
 from tfdist.precision import LossScale
 from tfdist.strategies import create
 from tfdist.tools.plan.devices import ReplicatedStep
@@ -130,7 +131,7 @@ def test_equals_training_without_remat(strategy: str, make: Any) -> None:
 def called_twice() -> keras.Model:
     """A layer that is called on its own output."""
     keras.utils.set_random_seed(1)
-    dense = layers.Dense(4, "tanh")
+    dense = layers.Dense(4, "gelu")
     stack = [keras.Input((4,)), layers.Dense(4), dense, layers.Dropout(0.0), dense, layers.Dense(1)]
     model = keras.Model(stack[0], functools.reduce(lambda x, layer: layer(x), stack))
     model.compile(keras.optimizers.SGD(0.5), "mse")
@@ -192,6 +193,24 @@ def create_training(strategy: str, devices: int) -> Callable[..., Any]:
         return trained(globals()[make], strategy, recompute, devices, **options)
 
     return answer
+
+
+class OwnDense(layers.Dense):
+    """May do more than a `Dense`."""
+
+
+def test_all_means_layers_whose_tensors_their_neighbors_do_not_keep() -> None:
+    kept = [
+        layers.Conv2D(4, 3, activation="relu"), layers.BatchNormalization(), layers.ReLU(),
+        layers.MaxPooling2D(), layers.Flatten(), layers.Dense(4, "tanh"),
+    ]  # fmt: skip
+    recomputed = [
+        layers.Dense(4, "gelu"), layers.LayerNormalization(), layers.Dropout(0.1), OwnDense(4),
+        layers.Dense(4, layers.PReLU()),
+    ]  # fmt: skip
+    model = keras.Sequential([keras.Input((8, 8, 3)), *kept, *recomputed])
+    assert chosen(model, "all") == recomputed
+    assert chosen(model, "relu|re_lu") != []
 
 
 def test_remat_scope_in_build_model_is_honored() -> None:

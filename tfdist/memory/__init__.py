@@ -81,9 +81,8 @@ class Planner(abc.ABC):
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (
-                (middle, high) if self._fits(middle * self.unit, capacity) else (low, middle)
-            )
+            fits = self._fits(middle * self.unit, capacity)
+            low, high = (middle, high) if fits else (low, middle)
         return low * self.unit
 
     def _fits(self, batch: int, capacity: int) -> bool:
@@ -271,7 +270,9 @@ def _traced(
         return compiled[-1]
 
     with replaced(strategy.feed, "compile", compile_and_keep):
-        CompiledFunctions(model, strategy, options).train(feed)
+        functions = CompiledFunctions(model, strategy, options)
+        functions.train(feed)
+        functions.sync_copies()  # creates the variables of the other replicas
     elements = strategy.feed.distribute(data, ahead=False)
     batches = iter(_of_static_sizes(elements, rows, strategy.num_replicas))
     with exact_remat():

@@ -17,13 +17,14 @@ from tfdist.upstream.keras_model import (
     is_functional,
 )
 
-#: Layers that keep no more than what they return, so that remat gains nothing.
-_CHEAP = (
-    keras.layers.InputLayer,
-    keras.layers.BatchNormalization,
-    keras.layers.Embedding,
-    keras.layers.Flatten,
-    keras.layers.Reshape,
+#: Layers of Keras, with their activation, that keep no more for the backward pass than their inputs
+#: and outputs, as their neighbors do: remat gains nothing. With it, a `ReLU` keeps its input too.
+_CHEAP = re.compile(
+    r"InputLayer|Flatten|Reshape|Permute|RepeatVector|Identity|(Leaky)?ReLU|ELU|Softmax|"
+    r"Concatenate|Add|Subtract|Multiply|Average|Maximum|Minimum|"
+    r"(Cropping|UpSampling|ZeroPadding|(Global)?(Average|Max)Pooling)\dD|"
+    r"((Depthwise)?Conv\dD(Transpose)?|(Einsum)?Dense|Activation)"
+    r"( linear| relu6?| s?elu| sigmoid| tanh| softmax)?"
 )
 
 
@@ -73,7 +74,7 @@ def chosen(model: keras.Model, remat: str) -> list[keras.layers.Layer]:
     for path, layer in named.items():
         if is_functional(layer) or id(layer) in inside:
             continue
-        is_chosen = not isinstance(layer, _CHEAP) if remat == "all" else re.search(remat, path)
+        is_chosen = not _is_cheap(layer) if remat == "all" else re.search(remat, path)
         if is_chosen:
             layers.append(layer)
             inside |= {id(inner) for inner in flatten_layers(layer)}
@@ -82,6 +83,11 @@ def chosen(model: keras.Model, remat: str) -> list[keras.layers.Layer]:
             f"remat={remat!r} matches none of the layers {', '.join(list(named)[:8])}."
         )
     return layers
+
+
+def described(model: keras.Model, remat: str) -> str:
+    """Returns `remat` with the number of layers that it chooses."""
+    return remat if remat == "none" else f"{remat}: {len(chosen(model, remat))} layers"
 
 
 @contextmanager
@@ -101,9 +107,17 @@ def layers_rematerialized(model: keras.Model, remat: str, sync_batch_norm: bool)
         marked = [layer for layer in flatten_layers(model) if keras_layers.is_in_remat_scope(layer)]
         _check_exchanges_nothing([*named, *marked], sync_batch_norm)
         for layer in marked:
-            if layer is model or isinstance(layer, _CHEAP) or _has_marked_layers(layer, marked):
+            if layer is model or _is_cheap(layer) or _has_marked_layers(layer, marked):
                 stack.enter_context(keras_layers.remat_enabled(layer, does=False))
         yield
+
+
+def _is_cheap(layer: keras.layers.Layer) -> bool:
+    name, activation = type(layer).__name__, getattr(layer, "activation", None)
+    if isinstance(layer, (keras.layers.BatchNormalization, keras.layers.Embedding)):
+        return True
+    kind = f"{name} {getattr(activation, '__name__', 'a layer')}" if activation else name
+    return getattr(keras.layers, name, None) is type(layer) and bool(_CHEAP.fullmatch(kind))
 
 
 def _named(layer: keras.layers.Layer, path: str) -> Iterator[tuple[str, keras.layers.Layer]]:

@@ -110,6 +110,7 @@ def summary(
     of_strategy: Mapping[str, str] = MappingProxyType({}),
     planned: str = "",
     batch: int = 0,
+    before: int = 0,
 ) -> None:
     """Prints the results of a run.
 
@@ -123,6 +124,7 @@ def summary(
         of_strategy: Rows of the strategy.
         planned: Memory and time of a step that `tfdist plan auto` predicted, if it did.
         batch: Global batch size.
+        before: Bytes of `peak_memory` before the model was built.
     """
     rows = {}
     if stopped:
@@ -143,11 +145,9 @@ def summary(
         memory = units.format_bytes(use.memory)
         rows["GPUs in the last epoch"] = f"{use.busy:.0%} busy, {memory} on the fullest"
     if planned:
-        memory = units.format_bytes(peak_memory())
-        of = "a GPU" if stats.gpu_use else "the process"
+        memory = units.format_bytes(peak_memory() - before)
         step = 1e3 * batch / max(stats.examples_per_second, 1e-9)
-        rows["planned"] = planned
-        rows["measured"] = f"{memory} of {of}, {step:.3g} ms a step"
+        rows |= {"planned": planned, "measured": f"{memory} for the run, {step:.3g} ms a step"}
     tables.facts({**rows, **of_strategy, "run folder": run_dir}.items())
 
 

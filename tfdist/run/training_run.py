@@ -23,6 +23,7 @@ from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.ledger import LedgerLog
 from tfdist.callbacks.loss_spikes import LossSpikes
 from tfdist.callbacks.profile import Profile
+from tfdist.callbacks.step_log import peak_memory
 from tfdist.checkpoint.store import store_at
 from tfdist.cluster.deadline import seconds_waited
 from tfdist.config import TrainConfig
@@ -83,6 +84,7 @@ class TrainingRun:
         workload = self._recipe = recipe.find(config.recipe)
         keras.utils.set_random_seed(config.seed)
         strategy = self._strategy = from_config.make_strategy(config)
+        self._memory_before = peak_memory() if planned else 0
         check_spread(config, workload, strategy)
         watched = Watched(config)
         read = watched.as_config()
@@ -297,7 +299,7 @@ class TrainingRun:
             reports.summary(
                 self.history.history, ending.seconds, self._trainer.stats, folder.location,
                 ending.stopped, self._trainer.checkpoints is not None, self._strategy.summary(),
-                self._planned, self._config.batch_size,
+                self._planned, self._config.batch_size, self._memory_before,
             )  # fmt: skip
         return saved
 

@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from tests.support.training import FIT, build
 from tfdist.config import TrainConfig
 from tfdist.console import units
 from tfdist.errors import ConfigurationError, UnsupportedModelError
-from tfdist.memory import graph, liveness
+from tfdist.memory import graph, liveness, optimizer_state
 from tfdist.memory.graph import Operation
 from tfdist.memory.liveness import Allocator
+from tfdist.strategies.sharded.plan import bytes_by_device
 from tfdist.tools.plan import __main__ as plan
 from tfdist.tools.plan import auto
 from tfdist.tools.plan.devices import ReplicaPlanner, ReplicatedStep
 from tfdist.tools.plan.network import Network
 from tfdist.tools.plan.programs import Program
+from tfdist.trainer import Trainer
 
 KB = 1 << 10
 
@@ -224,6 +227,20 @@ def test_own_models_are_planned_as_shapes(tmp_path: Path) -> None:
     assert ReplicatedStep(large).peak(8) > 3e12
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    ["mirrored", *(pytest.param(one, marks=pytest.mark.long)
+                   for one in ("sharded", "pipeline", "tensor_parallel"))],
+)  # fmt: skip
+def test_trainer_plans_the_variables_that_each_device_gets(strategy: str) -> None:
+    trainer = Trainer(build, strategy, ["CPU:1", "CPU:2"])
+    planned = trainer.plan(FIT["x"], FIT["y"], batch_size=8)
+    trainer.fit(**FIT)
+    held = bytes_by_device([*trainer.model.variables, *optimizer_state(trainer.model)])
+    assert [one.weights + one.optimizer for one in planned] == [held["CPU:1"], held["CPU:2"]]
+    assert all(one.activations for one in planned)
+
+
 _SUBCLASSED = """
 import keras
 
@@ -274,8 +291,10 @@ def test_a_run_takes_the_layout_that_fits() -> None:
     config, planned = auto.applied(TrainConfig(auto=True, verbose=0))
     assert planned.endswith("B")  # the speed of a CPU is unknown
     assert (config.strategy, config.accumulate, config.auto) == ("one_device", 1, False)
-    with pytest.raises(ConfigurationError, match="--auto chooses --strategy itself"):
-        auto.applied(TrainConfig(auto=True, strategy="mirrored"))
+    for flag, given in (("strategy", {"strategy": "mirrored"}),
+                        ("offload-activations", {"offload_activations": True})):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=f"--auto chooses --{flag} itself"):
+            auto.applied(TrainConfig(auto=True, **given))
 
 
 @pytest.mark.parametrize(

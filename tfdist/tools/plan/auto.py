@@ -179,7 +179,9 @@ def run(
     workload = networks.from_flags(**network)
     batch = networks.global_batch(batch_size, workload)
     if not card.flops and example_ms is None:
-        example_ms = _measured_ms(workload)
+        from tfdist.tools.plan import step_profile
+
+        example_ms = 1e3 * step_profile.measure(workload, 8).seconds / 8
         tables.text(
             f"The speed of {cards} is unknown: an example takes {example_ms:.3g} ms on this "
             "machine. Name a card, or --example-ms."
@@ -210,9 +212,12 @@ def applied(config: TrainConfig) -> tuple[TrainConfig, str]:
     Raises:
         ConfigurationError: The user chose a layout, too, or nothing fits.
     """
-    chosen = {"strategy", "devices", "mesh", "accumulate", "remat", "shard", "offload"}
-    if given := [name for name in sorted(chosen) if name in _changed(config)]:
-        raise ConfigurationError(f"--auto chooses --{given[0]} itself. Remove one of the flags.")
+    chosen = "accumulate devices mesh offload offload_activations remat shard strategy"
+    for name in chosen.split():
+        default = TrainConfig.model_fields[name].get_default(call_default_factory=True)
+        if getattr(config, name) != default:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigurationError(f"--auto chooses {flag} itself. Remove one of the flags.")
     if cluster.discover().size > 1:
         raise ConfigurationError(
             "--auto chooses for the devices of one process. Use tfdist plan auto --hosts N."
@@ -239,14 +244,6 @@ def applied(config: TrainConfig) -> tuple[TrainConfig, str]:
     fields = {"strategy": layout.strategy, "devices": several, "auto": False}
     configured = config.model_copy(update=fields | of_strategy | of_trainer)
     return configured, chosen_layout["planned"]
-
-
-def _changed(config: TrainConfig) -> set[str]:
-    """Returns the fields that differ from their defaults."""
-    return {
-        name for name, field in type(config).model_fields.items()
-        if getattr(config, name) != field.get_default(call_default_factory=True)
-    }  # fmt: skip
 
 
 def search(
@@ -412,12 +409,6 @@ def of_each_kind(fitting: Sequence[Choice]) -> list[Choice]:
     for one in fitting:
         kinds.setdefault(one.layout._replace(accumulate=1), one)
     return list(kinds.values())
-
-
-def _measured_ms(workload: networks.Workload) -> float:
-    from tfdist.tools.plan import step_profile
-
-    return 1e3 * step_profile.measure(workload, 8).seconds / 8
 
 
 def _show(

@@ -8,13 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfdist import devices, strategies
-from tfdist.memory import (
-    DeviceMemory,
-    Planner,
-    StepGraph,
-    StepPlanner,
-    optimizer_state,
-)
+from tfdist.memory import DeviceMemory, Planner, StepGraph, StepPlanner, optimizer_state
 from tfdist.memory.graph import HOST
 from tfdist.model_setup import create
 from tfdist.replica.replica import StepOptions

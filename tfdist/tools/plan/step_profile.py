@@ -125,7 +125,9 @@ def _sample(
     trainer.fit(data, steps_per_epoch=num_steps + 2, verbose=0, callbacks=[times])
     seconds, utilization = times.seconds(skip=1), times.utilization(skip=1)
     names = trainer.strategy.devices
-    peak = sum(map(_peak, _allocators(names)))  # before `measure_exchange`, which needs more memory
+    # Logical CPU devices share one allocator. Before `measure_exchange`, which needs more memory.
+    allocators = [name for name in names if name.startswith("GPU")] or ["CPU:0"]
+    peak = sum(tf.config.experimental.get_memory_info(name)["peak"] for name in allocators)
     exchanged = reports.measure_exchange(trainer.strategy, trainer.model)
     weights = trainer.model.trainable_variables
     return Sample(
@@ -180,15 +182,6 @@ def write(measured: Profile, path: str) -> None:
     """Writes a profile as JSON."""
     with files.replacing(Path(path)) as temporary:
         temporary.write_text(json.dumps(measured._asdict(), indent=1) + "\n")
-
-
-def _allocators(devices: list[str]) -> list[str]:
-    """Returns one device per allocator. Logical CPU devices share one."""
-    return [name for name in devices if name.startswith("GPU")] or ["CPU:0"]
-
-
-def _peak(name: str) -> int:
-    return int(tf.config.experimental.get_memory_info(name)["peak"])
 
 
 def _device_name(name: str) -> str:
