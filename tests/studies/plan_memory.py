@@ -5,6 +5,10 @@ process of its own, with TensorFlow's allocator for GPUs in place of malloc. Ten
 records each allocation with its operation. The peak is compared with what `tfdist plan memory`
 predicts. Prints a table, and draws a picture with `--chart FILE.png`.
 
+`--savings` compares a step with activation checkpointing and with activations in host memory. CPUs
+share their memory with the host: the study copies each activation, and counts none of the copies
+"on the host" as memory of the device. Time is processor time, and what a card would take.
+
 What the kernels of CPUs take for the time of one operation is counted apart: those of a GPU do not
 have it, or choose it at run time.
 """
@@ -13,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import multiprocessing
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +38,32 @@ from tests.support.data import Data
 from tfdist.console import tables
 from tfdist.errors import TfdistError
 from tfdist.memory import zeros
+from tfdist.patches import offload
+from tfdist.tools.plan import auto
+from tfdist.tools.plan.cards import CARDS
 from tfdist.tools.plan.devices import ReplicatedStep
+from tfdist.tools.plan.exchange import Link
+from tfdist.tools.plan.network import Network
+from tfdist.upstream.patching import replaced
 
 #: Largest predicted bytes of a step, by which the number of rows is chosen: tensors should matter
 #: more than what the allocator rounds up.
 _MOST = 1 << 28
 #: Regions of the profiler's events that hold tensors.
 _OF_TENSORS = {"output", "temp", "persist"}
+#: Networks for `--savings`, and the card whose time is planned.
+_NETWORKS = {
+    one.model: one
+    for one in (
+        Network("gpt", (128,), 64, settings={"size": "mini"}),
+        Network("mlp", (256,), 10, settings={"units": (256,) * 12}),
+        Network("resnet18", (64, 64, 3), 10, settings={"width": 16}),
+        Network("unet", (64, 64, 3), 2, settings={"filters": 16}),
+    )
+}
+#: In the names of copies on the host.
+_OF_HOST = offload.ON_HOST
+_CLUSTER = auto.Cluster(CARDS["A10G"], 1, 1, Link(1.0, 0.0))
 
 
 class Result(NamedTuple):
@@ -47,6 +72,8 @@ class Result(NamedTuple):
     Attributes:
         measured: The peak of the tensors.
         allocated: The peak of everything, with workspaces of kernels.
+        seconds: Processor time of a step.
+        of_card: What is planned for a card: bytes, and seconds of a step.
     """
 
     name: str
@@ -54,6 +81,8 @@ class Result(NamedTuple):
     predicted: int
     measured: int
     allocated: int
+    seconds: float = 0.0
+    of_card: tuple[float, float] = (0.0, 0.0)
     refused: str = ""
 
 
@@ -83,6 +112,7 @@ def main() -> None:
     """Compares the programs whose names are given, or every N-th and the models of KerasHub."""
     parser = argparse.ArgumentParser(prog="python -m tests.studies.plan_memory")
     parser.add_argument("names", nargs="*", help="programs (default: 30 of all families)")
+    parser.add_argument("--savings", action="store_true", help="of four networks, or those named")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--chart", type=Path)
     arguments = parser.parse_args()
@@ -90,46 +120,70 @@ def main() -> None:
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(1)
     results = []
+    cases = [(name, "none") for name in arguments.names or _names()]
+    if arguments.savings:
+        cases = [*itertools.product(arguments.names or _NETWORKS, ("none", "all", "offload"))]
     # A process for each, because what earlier models left changes where chunks are.
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        for one in pool.imap(_compare_named, _names(arguments.names)):
+        for one in pool.imap(_compare_named, cases):
             results.append(one)
             print(*one, flush=True)
-    _show(results, arguments.chart)
+    (_show_savings(results) if arguments.savings else _show(results, arguments.chart))
     if arguments.json:
         arguments.json.write_text(json.dumps([one._asdict() for one in results], indent=1) + "\n")
 
 
-def compare(case: Case) -> Result:
-    """Returns the prediction for a model, and what its steps take."""
-    num_rows = 1
+def compare(case: Case, saving: str = "none") -> Result:
+    """Returns the prediction for a model, and what its steps take.
+
+    Args:
+        case: What is trained.
+        saving: How memory is saved, as `auto.Layout.remat`.
+    """
+    num_rows, layout = 1, auto.Layout("one_device", 1, 1, remat=saving)
+    options = layout.options()[1]
     try:
         step = ReplicatedStep(case, on_cpu=True)
         while step.peak(2 * num_rows) <= _MOST:
             num_rows *= 2
+        step = ReplicatedStep(case, on_cpu=True, **options) if options else step
         predicted = step.peak(num_rows)
+        steps = {saving: ReplicatedStep(case, **options)} if case.model in _NETWORKS else {}
     except TfdistError as error:
-        return Result(case.model, num_rows, 0, 0, 0, str(error).splitlines()[0])
-    del step
+        return Result(case.model, num_rows, 0, 0, 0, refused=str(error).splitlines()[0])
+    estimate = auto.Estimate(steps, _CLUSTER, num_rows, half=False)
+    of_card = estimate.choice(layout)[2:] if steps else (0.0, 0.0)
+    del step, steps, estimate
     gc.collect()
     data = _copied_batches(case, num_rows)
     before = _in_use()  # the data set, which is in host memory
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, replaced(offload, "_copy", _really_copied):
         profile = _Profile(folder)
-        trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off")
+        trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off", **options)
         trainer.fit(data, steps_per_epoch=4, verbose=0, callbacks=[profile])
         tf.profiler.experimental.stop()
-        events = list(_allocations(Path(folder)))
+        events = [one for one in _allocations(Path(folder)) if _OF_HOST not in one.operation]
+        began = time.process_time()
+        trainer.fit(data, steps_per_epoch=8, verbose=0)
+        seconds = (time.process_time() - began) / 8
     at_start = profile.at_start - before
     measured = _peak(filter(_is_tensor, events), at_start)
-    return Result(case.model, num_rows, predicted, measured, _peak(events, at_start))
+    allocated = _peak(events, at_start)
+    return Result(case.model, num_rows, predicted, measured, allocated, seconds, of_card)
 
 
-def _compare_named(name: str) -> Result:
+def _compare_named(named: tuple[str, str]) -> Result:
     # The allocator keeps the region of a first large tensor, as a GPU's takes all memory at once.
     tf.raw_ops.Empty(shape=[4 * _MOST // 1024, 1024], dtype=tf.uint8)
-    (case,) = (one for one in (*_of_programs([name]), *_of_keras_hub()) if one.model == name)
-    return compare(case)
+    return compare(_case(named[0]), named[1])
+
+
+def _really_copied(tensor: tf.Tensor, earlier: tf.Operation) -> tf.Tensor:
+    """Returns what `offload._copy` returns, copied to "the host" and back by the same device."""
+    with tf.name_scope(_OF_HOST):
+        on_host = tf.raw_ops.DeepCopy(x=tensor)
+    with tf.control_dependencies([earlier]):
+        return tf.raw_ops.DeepCopy(x=on_host)
 
 
 class _Profile(keras.callbacks.Callback):
@@ -200,28 +254,41 @@ def _peak(allocations: Iterable[Allocation], in_use: int) -> int:
 
 
 def _copied_batches(case: Case, num_rows: int) -> tf.data.Dataset:
-    """Returns a data set of which each step gets a copy, as a GPU would, and nothing ahead."""
+    """Returns a data set of which each step gets a copy, as a GPU would, with one batch ahead."""
     rows = keras.tree.map_structure(lambda a: np.resize(a, (num_rows, *a.shape[1:])), case.data)
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(rows)).repeat()
     options = tf.data.Options()
     options.autotune.enabled = options.experimental_optimization.inject_prefetch = False
-    return data.map(
+    copies = data.map(
         lambda *batch: tf.nest.map_structure(lambda tensor: tf.reverse(tensor, [0]), batch)
-    ).with_options(options)
+    )
+    return copies.with_options(options).prefetch(1)
 
 
-def _names(names: list[str]) -> list[str]:
+def _names() -> list[str]:
+    """Returns thirty programs of all families, and the models of KerasHub."""
     usual = [name for name, one in PROGRAMS.items() if not one.only_fit]
-    return names or [*usual[:: len(usual) // 30][:30], *(one.model for one in _of_keras_hub())]
+    return [*usual[:: len(usual) // 30][:30], *_of_keras_hub()]
 
 
-def _of_programs(names: list[str]) -> list[Case]:
-    programs = {name: PROGRAMS[name] for name in names if name in PROGRAMS}
-    return [_case(name, one.build, one.data) for name, one in programs.items()]
+def _of_keras_hub() -> dict[str, tuple[Callable[[], keras.Model], Data]]:
+    from tests.programs import test_keras_hub as hub
+
+    return {
+        "hub-gpt2": hub.causal_lm("GPT2", hub.HEADS),
+        "hub-gemma": hub.causal_lm("Gemma", hub.GEMMA),
+        "hub-mistral": hub.causal_lm("Mistral", hub.GROUPED_HEADS),
+        "hub-bert": hub.classifier("Bert", hub.HEADS),
+        "hub-roberta-masked": hub.masked_lm("Roberta", hub.HEADS, hub.TOKENS),
+    }
 
 
-def _case(name: str, build: Callable[[], keras.Model], data: Data) -> Case:
-    """Returns a case in float32, in which users train."""
+def _case(name: str) -> Case:
+    """Returns a network, a program or a model of KerasHub, in float32, in which users train."""
+    if name in _NETWORKS:
+        return Case(name, _NETWORKS[name].build, _NETWORKS[name].batch(1))
+    program = PROGRAMS.get(name)
+    build, data = (program.build, program.data) if program else _of_keras_hub()[name]
 
     def in_float32() -> keras.Model:
         keras.config.set_floatx("float32")
@@ -236,21 +303,23 @@ def _case(name: str, build: Callable[[], keras.Model], data: Data) -> Case:
     return Case(name, in_float32, in_tuples)
 
 
-def _of_keras_hub() -> list[Case]:
-    from tests.programs import test_keras_hub as hub
-
-    cases = {
-        "hub-gpt2": hub.causal_lm("GPT2", hub.HEADS),
-        "hub-gemma": hub.causal_lm("Gemma", hub.GEMMA),
-        "hub-mistral": hub.causal_lm("Mistral", hub.GROUPED_HEADS),
-        "hub-bert": hub.classifier("Bert", hub.HEADS),
-        "hub-roberta-masked": hub.masked_lm("Roberta", hub.HEADS, hub.TOKENS),
-    }
-    return [_case(name, *one) for name, one in cases.items()]
-
-
 def _ratio(one: Result) -> float:
     return one.predicted / one.measured
+
+
+def _show_savings(results: list[Result]) -> None:
+    """Prints memory and time with each saving, the time in times of that without."""
+    rows = []
+    for number, one in enumerate(results):
+        plain, saving = results[number - number % 3], ("none", "all", "offload")[number % 3]
+        rows.append((
+            one.name, str(one.rows), saving, f"{one.predicted / 1e6:.0f}",
+            f"{one.measured / 1e6:.0f}", f"{one.seconds / plain.seconds:.2f}",
+            f"{one.of_card[0] / 1e6:.0f}", f"{one.of_card[1] / plain.of_card[1]:.2f}",
+        ))  # fmt: skip
+    header = ("network", "rows", "remat", "predicted, MB", "measured, MB", "processor time",
+              "A10G, MB", "A10G, time")  # fmt: skip
+    tables.numbers(header, rows, num_names=3)
 
 
 def _show(results: list[Result], chart: Path | None) -> None:
