@@ -5,9 +5,10 @@ process of its own, with TensorFlow's allocator for GPUs in place of malloc. Ten
 records each allocation with its operation. The peak is compared with what `tfdist plan memory`
 predicts. Prints a table, and draws a picture with `--chart FILE.png`.
 
-`--savings` compares a step with activation checkpointing and with activations in host memory. CPUs
-share their memory with the host: the study copies each activation, and counts none of the copies
-"on the host" as memory of the device. Time is processor time, and what a card would take.
+`--savings` compares steps with activation checkpointing and with activations in host memory, in the
+order of GPUs: gradients of weights wait for those traced before them. CPUs share their memory with
+the host, so that the study copies each activation, and does not count the copies "on the host".
+Time is processor time, and what is planned for a card.
 
 What the kernels of CPUs take for the time of one operation is counted apart: those of a GPU do not
 have it, or choose it at run time.
@@ -39,12 +40,14 @@ from tfdist.console import tables
 from tfdist.errors import TfdistError
 from tfdist.memory import zeros
 from tfdist.patches import offload
+from tfdist.strategies import feed
 from tfdist.tools.plan import auto
 from tfdist.tools.plan.cards import CARDS
 from tfdist.tools.plan.devices import ReplicatedStep
 from tfdist.tools.plan.exchange import Link
 from tfdist.tools.plan.network import Network
-from tfdist.upstream.patching import replaced
+from tfdist.upstream.patching import replace, replaced
+from tfdist.upstream.tensorflow_graphs import run_after
 
 #: Largest predicted bytes of a step, by which the number of rows is chosen: tensors should matter
 #: more than what the allocator rounds up.
@@ -73,7 +76,7 @@ class Result(NamedTuple):
         measured: The peak of the tensors.
         allocated: The peak of everything, with workspaces of kernels.
         seconds: Processor time of a step.
-        of_card: What is planned for a card: bytes, and seconds of a step.
+        of_card: Planned seconds of a step on a card.
     """
 
     name: str
@@ -82,7 +85,7 @@ class Result(NamedTuple):
     measured: int
     allocated: int
     seconds: float = 0.0
-    of_card: tuple[float, float] = (0.0, 0.0)
+    of_card: float = 0.0
     refused: str = ""
 
 
@@ -120,7 +123,7 @@ def main() -> None:
     os.environ["TF_CPU_ALLOCATOR_USE_BFC"] = "1"
     tf.config.threading.set_inter_op_parallelism_threads(1)
     results = []
-    cases = [(name, "none") for name in arguments.names or _names()]
+    cases = [(name, "") for name in arguments.names or _names()]
     if arguments.savings:
         cases = [*itertools.product(arguments.names or _NETWORKS, ("none", "all", "offload"))]
     # A process for each, because what earlier models left changes where chunks are.
@@ -133,33 +136,40 @@ def main() -> None:
         arguments.json.write_text(json.dumps([one._asdict() for one in results], indent=1) + "\n")
 
 
-def compare(case: Case, saving: str = "none") -> Result:
+def compare(case: Case, saving: str = "") -> Result:
     """Returns the prediction for a model, and what its steps take.
 
     Args:
         case: What is trained.
-        saving: How memory is saved, as `auto.Layout.remat`.
+        saving: How memory is saved, as `auto.Layout.remat`, in the order of GPUs.
     """
-    num_rows, layout = 1, auto.Layout("one_device", 1, 1, remat=saving)
+    num_rows, layout = 1, auto.Layout("one_device", 1, 1, remat=saving or "none")
     options = layout.options()[1]
     try:
-        step = ReplicatedStep(case, on_cpu=True)
-        while step.peak(2 * num_rows) <= _MOST:
-            num_rows *= 2
-        step = ReplicatedStep(case, on_cpu=True, **options) if options else step
-        predicted = step.peak(num_rows)
-        steps = {saving: ReplicatedStep(case, **options)} if case.model in _NETWORKS else {}
+        # What is read ahead would lie between the tensors, in another order each time.
+        with replaced(feed.Feed, "on_devices", False):
+            step = ReplicatedStep(case, on_cpu=not saving)
+            while step.peak(2 * num_rows) <= _MOST:
+                num_rows *= 2
+            step = ReplicatedStep(case, on_cpu=not saving, **options) if options else step
+            predicted = step.peak(num_rows)
     except TfdistError as error:
         return Result(case.model, num_rows, 0, 0, 0, refused=str(error).splitlines()[0])
-    estimate = auto.Estimate(steps, _CLUSTER, num_rows, half=False)
-    of_card = estimate.choice(layout)[2:] if steps else (0.0, 0.0)
-    del step, steps, estimate
+    estimate = auto.Estimate({layout.remat: step}, _CLUSTER, num_rows, half=False)
+    of_card = estimate.choice(layout).seconds
+    del step, estimate
     gc.collect()
     data = _copied_batches(case, num_rows)
     before = _in_use()  # the data set, which is in host memory
-    with tempfile.TemporaryDirectory() as folder, replaced(offload, "_copy", _really_copied):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        replaced(offload, "_copy", _really_copied),
+        replaced(feed, "is_prefetched", lambda dataset: True),  # reads nothing ahead
+    ):
         profile = _Profile(folder)
         trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off", **options)
+        if saving:
+            replace(trainer.strategy, "gradients", _in_order(trainer.strategy.gradients))
         trainer.fit(data, steps_per_epoch=4, verbose=0, callbacks=[profile])
         tf.profiler.experimental.stop()
         events = [one for one in _allocations(Path(folder)) if _OF_HOST not in one.operation]
@@ -176,6 +186,28 @@ def _compare_named(named: tuple[str, str]) -> Result:
     # The allocator keeps the region of a first large tensor, as a GPU's takes all memory at once.
     tf.raw_ops.Empty(shape=[4 * _MOST // 1024, 1024], dtype=tf.uint8)
     return compare(_case(named[0]), named[1])
+
+
+def _in_order(gradients: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Returns `Strategy.gradients` whose products wait for the ones that were traced before."""
+
+    def ordered(*arguments: Any, **options: Any) -> list[Any]:
+        graph, results = tf.compat.v1.get_default_graph(), gradients(*arguments, **options)
+        pending, needed = [one.op for one in results if one is not None], set()
+        while pending:
+            if (op := pending.pop()) not in needed:
+                needed.add(op)
+                pending += [tensor.op for tensor in op.inputs]
+        products = [op for op in graph.get_operations() if op in needed and _is_product(op)]
+        for before, after in itertools.pairwise(products):
+            run_after([after], [before.outputs[0]])
+        return results
+
+    return ordered
+
+
+def _is_product(op: tf.Operation) -> bool:
+    return "MatMul" in op.type or "Conv2DBackprop" in op.type
 
 
 def _really_copied(tensor: tf.Tensor, earlier: tf.Operation) -> tf.Tensor:
@@ -254,15 +286,14 @@ def _peak(allocations: Iterable[Allocation], in_use: int) -> int:
 
 
 def _copied_batches(case: Case, num_rows: int) -> tf.data.Dataset:
-    """Returns a data set of which each step gets a copy, as a GPU would, with one batch ahead."""
+    """Returns a data set of which each step gets a copy, as a GPU would, and nothing ahead."""
     rows = keras.tree.map_structure(lambda a: np.resize(a, (num_rows, *a.shape[1:])), case.data)
     data = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(rows)).repeat()
     options = tf.data.Options()
     options.autotune.enabled = options.experimental_optimization.inject_prefetch = False
-    copies = data.map(
+    return data.map(
         lambda *batch: tf.nest.map_structure(lambda tensor: tf.reverse(tensor, [0]), batch)
-    )
-    return copies.with_options(options).prefetch(1)
+    ).with_options(options)
 
 
 def _names() -> list[str]:
@@ -315,10 +346,9 @@ def _show_savings(results: list[Result]) -> None:
         rows.append((
             one.name, str(one.rows), saving, f"{one.predicted / 1e6:.0f}",
             f"{one.measured / 1e6:.0f}", f"{one.seconds / plain.seconds:.2f}",
-            f"{one.of_card[0] / 1e6:.0f}", f"{one.of_card[1] / plain.of_card[1]:.2f}",
+            f"{one.of_card / plain.of_card:.2f}",
         ))  # fmt: skip
-    header = ("network", "rows", "remat", "predicted, MB", "measured, MB", "processor time",
-              "A10G, MB", "A10G, time")  # fmt: skip
+    header = ("network", "rows", "remat", "predicted, MB", "measured, MB", "processor time", "A10G")
     tables.numbers(header, rows, num_names=3)
 
 

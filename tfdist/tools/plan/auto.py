@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json as json_format
 import math
@@ -266,6 +267,8 @@ def search(
         steps["all"] = ReplicatedStep(workload, remat="all")
     with contextlib.suppress(UnsupportedModelError, ConfigurationError):  # with a custom step
         steps["offload"] = ReplicatedStep(workload, offload_activations=True)
+    most = steps["none"].peak(batch)
+    steps = {name: one for name, one in steps.items() if name == "none" or one.peak(batch) < most}
     estimate = Estimate(steps, cluster, batch, "16" in (workload.precision or ""))
     choices = [estimate.choice(layout) for layout in _layouts(cluster, batch, list(steps))]
     fitting = sorted(
@@ -301,8 +304,12 @@ class Estimate:
         self, steps: dict[str, ReplicatedStep], cluster: Cluster, batch: int, half: bool
     ) -> None:
         self._steps, self._cluster, self._batch = steps, cluster, batch
-        card = cluster.card
-        self._flops = _OF_FLOPS * (card.half_flops if half else card.flops)
+        # On a card of unknown speed, steps are compared by what another one would take.
+        card = cluster.card if cluster.card.flops else cards_table.CARDS["A10G"]
+        flops = _OF_FLOPS * (card.half_flops if half else card.flops)
+        self._computing = functools.cache(
+            lambda remat, rows: steps[remat].seconds(rows, flops, _OF_BANDWIDTH * card.bandwidth)
+        )
 
     def choice(self, layout: Layout) -> Choice:
         """Returns a layout with its memory and its time."""
@@ -330,11 +337,9 @@ class Estimate:
 
     def _seconds(self, layout: Layout, rows: int) -> float:
         cluster, step_of_replica = self._cluster, self._steps[layout.remat]
-        if self._flops:
-            bandwidth = _OF_BANDWIDTH * cluster.card.bandwidth
-            computing = step_of_replica.seconds(rows, self._flops, bandwidth)
-        else:  # recomputing is one more forward pass, of three
-            computing = rows * cluster.example_seconds * (4 / 3 if layout.remat == "all" else 1)
+        computing = self._computing(layout.remat, rows)
+        if not cluster.card.flops:
+            computing *= rows * cluster.example_seconds / self._computing("none", rows)
         if layout.remat == "offload":  # copies overlap with computing
             computing = max(computing, 2 * step_of_replica.offloaded(rows) / _TO_HOST)
         computing *= layout.accumulate
