@@ -7,11 +7,13 @@ Keras, so that float64 would measure rounding: they are compared in float32.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import losses
 
 import tfdist
@@ -21,6 +23,8 @@ from tests.programs.engines import assert_equals_one_device
 from tests.programs.program import TOLERANCE, Program, unregistered
 from tests.programs.rows import integers, normal
 from tests.support.data import Data
+from tfdist.patches import attention
+from tfdist.upstream.tensorflow_graphs import LOOPS
 
 keras_hub = pytest.importorskip(
     "keras_hub", reason="KerasHub is not installed: pip install keras-hub"
@@ -42,6 +46,13 @@ GEMMA_2 = GEMMA | {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
+GEMMA_3 = GEMMA | {
+    "image_size": None,
+    "vision_encoder": None,
+    "use_sliding_window_attention": True,
+    "sliding_window_size": 4,
+}
+WINDOW = {"use_sliding_window_attention": True, "sliding_window_size": 3}
 SHARED_EXPERT = {"moe_intermediate_dim": 6, "shared_expert_intermediate_dim": 8}
 
 #: Rows of different lengths.
@@ -237,6 +248,56 @@ def test_split_model_equals_one_device(name: str, strategy: str) -> None:
     """Their first layer, the table of words, is also the last one."""
     program = _program(name)
     assert not compare(engines.tfdist(program, strategy, 2), engines.plain(program), program)
+
+
+#: Decoders by name, and whether a layer of theirs attends in chunks without `dropout`.
+DECODERS = {
+    "GPT2": (HEADS | {"dropout": 0.0}, True),
+    "GPTNeoX": (HEADS | {"dropout": 0.0, "rotary_percentage": 1.0}, True),
+    "Gemma": (GEMMA, True),
+    "Gemma, a window": (GEMMA_2, True),
+    "Gemma3": (GEMMA_3, True),
+    "Llama": (GROUPED_HEADS, True),
+    "Mistral": (GROUPED_HEADS | {"sliding_window": 3}, True),
+    "Mixtral": (EXPERTS, True),
+    "Phi3": (GROUPED_HEADS, True),
+    "Qwen": (GROUPED_HEADS | WINDOW, True),
+    "QwenMoe": (EXPERTS | SHARED_EXPERT | WINDOW, True),
+    "Qwen3": (GEMMA | {"sliding_window_size": 3}, True),
+    "Qwen3Moe": (EXPERTS | {"head_dim": 4, "moe_intermediate_dim": 6}, True),
+    "GptOss": (EXPERTS | {"head_dim": 4, "sliding_window": 3}, False),
+    "Bloom": (TINY | {"num_heads": 2}, False),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", DECODERS)
+def test_attention_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_CHUNK", 4)
+    monkeypatch.setattr(attention, "_LEAST_SCORES", 1)
+    config, is_chunked = DECODERS[name]
+    keras.utils.set_random_seed(0)
+    model = _backbone(name.partition(",")[0], config)
+    inputs = {key: tf.constant(value) for key, value in TOKENS.items()}
+
+    def results(in_chunks: bool) -> list[tf.Tensor]:
+        @tf.function
+        def compute() -> list[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                output = model(inputs, training=True)
+                loss = tf.reduce_sum(tf.sin(tf.cast(output, "float32")))
+            weights = [variable.value for variable in model.trainable_variables]
+            gradients = tape.gradient(loss, weights)  # None for a table that is only read in reverse
+            return [output, *(tf.convert_to_tensor(g) for g in gradients if g is not None)]
+
+        with attention.attention_in_chunks() if in_chunks else nullcontext():
+            graph = compute.get_concrete_function().graph
+            kinds = {operation.type for operation in graph.get_operations()}
+        assert kinds.isdisjoint(LOOPS) is not (in_chunks and is_chunked)
+        return compute()
+
+    for one, other in zip(results(False), results(True), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.long

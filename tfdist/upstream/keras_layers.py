@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -18,7 +19,7 @@ from keras.src.ops import numpy as numpy_ops
 
 from tfdist.upstream.features import HAS_REMAT
 from tfdist.upstream.keras_model import flatten_layers, functional_graph, is_assigned
-from tfdist.upstream.patching import replace, replaced
+from tfdist.upstream.patching import all_replaced, replace, replaced
 
 if HAS_REMAT:
     from keras.src.backend.common import remat
@@ -34,6 +35,14 @@ _DROPOUT_OF_ATTENTION = {
     keras.layers.MultiHeadAttention: "_dropout",
     keras.layers.GroupQueryAttention: "dropout",
 }
+#: KerasHub's layers that compute attention without `keras.ops.dot_product_attention`. Each query's
+#: result depends on its own row of the mask, and on no weight.
+_KERAS_HUB_ATTENTION = {
+    "CachedGemmaAttention", "CachedGemma3Attention", "CachedMistralAttention", "Phi3Attention",
+    "CachedMixtralAttention", "Gemma4TextAttention", "GPTNeoXAttention", "LlamaAttention",
+    "QwenAttention", "QwenMoeAttention", "Qwen3Attention", "Qwen3MoeAttention", "Qwen3_5Attention",
+    "SmolLM3Attention",
+}  # fmt: skip
 
 
 def row_by_row_functions() -> list[tuple[Any, str]]:
@@ -257,7 +266,8 @@ def attention_computed_by(
     """Computes dot-product attention by `function(plain, query, key, value, ...)`.
 
     Replaces the backend's `nn.dot_product_attention`. Layers call it if they have no dropout, and
-    here also where theirs is not active: `_compute_attention`.
+    here also where theirs is not active: `_compute_attention`. For layers of KerasHub that never
+    call it, the plain function is their own `_compute_attention`.
 
     Args:
         function: Has the arguments of `keras.ops.dot_product_attention` after the plain function.
@@ -281,7 +291,51 @@ def attention_computed_by(
         for owner, name in _DROPOUT_OF_ATTENTION.items():
             compute = without_dropout(name, owner._compute_attention)
             stack.enter_context(replaced(owner, "_compute_attention", compute))
+        for owner in _attention_of_keras_hub():
+            compute = _attention_by_rows(owner._compute_attention, function, applies)
+            stack.enter_context(replaced(owner, "_compute_attention", compute))
         yield
+
+
+def _attention_of_keras_hub() -> set[type]:
+    models = [vars(m) for name, m in [*sys.modules.items()] if name.startswith("keras_hub.src.mod")]
+    return {vars_[name] for vars_ in models for name in _KERAS_HUB_ATTENTION & vars_.keys()}
+
+
+def _attention_by_rows(
+    plain: Callable[..., Any],
+    function: Callable[..., Any],
+    applies: Callable[[tf.Tensor, tf.Tensor], bool],
+) -> Callable[..., Any]:
+    """Returns a `_compute_attention` of KerasHub that leaves the choice of rows to `function`."""
+    signature = inspect.signature(plain)
+    inputs = [*signature.parameters][1:5]  # query, key, value and mask, whatever their names
+
+    def compute(layer: Any, *args: Any, **options: Any) -> Any:
+        given = signature.bind(layer, *args, **options)
+        given.apply_defaults()
+        query, key, value, mask = (given.arguments[name] for name in inputs)
+        has_dropout = given.arguments.get("training", False) is not False and layer.dropout
+        is_of_rows = mask is None or len(mask.shape) == 3
+        if has_dropout or not is_of_rows or not applies(query, key):
+            return plain(layer, *args, **options)
+        masks = None if mask is None else [mask]
+        if masks and getattr(layer, "use_sliding_window_attention", True):
+            if getattr(layer, "sliding_window_size", None):
+                masks.append(layer._mask_sliding_window(mask))
+        masks = masks and tf.stack([tf.cast(one, "bool") for one in masks], 1)
+
+        def of_rows(query: Any, key: Any, value: Any, _: Any, masks: Any, *__: Any) -> Any:
+            rows = [query, key, value, None if masks is None else masks[:, 0]]
+            arguments = given.arguments | dict(zip(inputs, rows, strict=True))
+            # The window of a chunk of rows is a part of the window of all rows.
+            window = {} if masks is None else {"_mask_sliding_window": lambda *_, **__: masks[:, -1]}
+            with all_replaced(layer, window):
+                return plain(**arguments)
+
+        return function(of_rows, query, key, value, mask=masks)
+
+    return compute
 
 
 def remat_replaced_by(
