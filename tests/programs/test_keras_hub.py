@@ -287,7 +287,8 @@ def test_attention_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None
                 output = model(inputs, training=True)
                 loss = tf.reduce_sum(tf.sin(tf.cast(output, "float32")))
             weights = [variable.value for variable in model.trainable_variables]
-            gradients = tape.gradient(loss, weights)  # None for a table that is only read in reverse
+            gradients = tape.gradient(loss, weights)
+            # A table of words that only makes logits has no gradient here.
             return [output, *(tf.convert_to_tensor(g) for g in gradients if g is not None)]
 
         with attention.attention_in_chunks() if in_chunks else nullcontext():

@@ -19,7 +19,7 @@ from keras.src.ops import numpy as numpy_ops
 
 from tfdist.upstream.features import HAS_REMAT
 from tfdist.upstream.keras_model import flatten_layers, functional_graph, is_assigned
-from tfdist.upstream.patching import all_replaced, replace, replaced
+from tfdist.upstream.patching import replace, replaced
 
 if HAS_REMAT:
     from keras.src.backend.common import remat
@@ -329,8 +329,7 @@ def _attention_by_rows(
             rows = [query, key, value, None if masks is None else masks[:, 0]]
             arguments = given.arguments | dict(zip(inputs, rows, strict=True))
             # The window of a chunk of rows is a part of the window of all rows.
-            window = {} if masks is None else {"_mask_sliding_window": lambda *_, **__: masks[:, -1]}
-            with all_replaced(layer, window):
+            with replaced(layer, "_mask_sliding_window", lambda *_, **__: masks[:, -1]):
                 return plain(**arguments)
 
         return function(of_rows, query, key, value, mask=masks)
