@@ -297,7 +297,7 @@ def attention_computed_by(
         yield
 
 
-def _attention_of_keras_hub() -> set[type]:
+def _attention_of_keras_hub() -> set[Any]:
     models = [vars(m) for name, m in [*sys.modules.items()] if name.startswith("keras_hub.src.mod")]
     return {vars_[name] for vars_ in models for name in _KERAS_HUB_ATTENTION & vars_.keys()}
 
@@ -320,9 +320,9 @@ def _attention_by_rows(
         if has_dropout or not is_of_rows or not applies(query, key):
             return plain(layer, *args, **options)
         masks = None if mask is None else [mask]
-        if masks and getattr(layer, "use_sliding_window_attention", True):
-            if getattr(layer, "sliding_window_size", None):
-                masks.append(layer._mask_sliding_window(mask))
+        has_window = getattr(layer, "use_sliding_window_attention", True)
+        if masks and has_window and getattr(layer, "sliding_window_size", None):
+            masks.append(layer._mask_sliding_window(mask))
         masks = masks and tf.stack([tf.cast(one, "bool") for one in masks], 1)
 
         def of_rows(query: Any, key: Any, value: Any, _: Any, masks: Any, *__: Any) -> Any:
