@@ -209,7 +209,7 @@ LONG: dict[str, tuple[str, ...]] = {
         *("adam", "loop", "embedding as dense", "passes averaged", "sum"),
         *("loss scale", "loss scale in a loop", "fp16"),
     ),
-    "tests/loops/test_full_batch_mode.py::test_equals_one_device": ("float8", "merged graphs"),
+    "tests/loops/test_full_batch_mode.py::test_equals_one_device": ("overwritten", "merged graphs"),
     "tests/loops/test_prediction.py::test_grouped_convolution_predicts_before_and_after_training": (
         "sharded",
         "central_storage",

@@ -92,3 +92,42 @@ def test_invalid_loss_scale_raises(options: dict[str, float]) -> None:
 def test_unknown_policy_raises() -> None:
     with pytest.raises(ConfigurationError, match="mixed_bfloat16"):
         tfdist.Trainer(build, devices=2, precision="float8")
+
+
+def float8(**options: Any) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.quantize("float8")
+    optimizer = keras.optimizers.SGD(0.01, **options)
+    scaled = keras.optimizers.LossScaleOptimizer(optimizer, 1024.0) if not options else optimizer
+    model.compile(scaled, "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accumulate", "every"),
+    [
+        ("mirrored", 1, None),
+        pytest.param("mirrored", 1, 2, marks=pytest.mark.long),
+        pytest.param("mirrored", 2, None, marks=pytest.mark.long),
+        pytest.param("sharded", 1, None, marks=pytest.mark.long),
+    ],
+)
+def test_float8_has_the_maxima_of_one_device(
+    strategy: str, accumulate: int, every: int | None, recwarn: pytest.WarningsRecorder
+) -> None:
+    options = {"gradient_accumulation_steps": every} if every else {}
+    plain = float8(**options)
+    trainer = tfdist.Trainer(
+        lambda: float8(**options), strategy=strategy, devices=2, accumulate=accumulate
+    )
+    x = np.concatenate([X, 9 * X[:1]])  # in the last batch, the other replica has no rows
+    y = np.concatenate([Y, Y[:1]])
+    for model in (plain, trainer):
+        model.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0)
+    assert not any("full batch" in str(one.message) for one in recwarn)
+    maxima = [v for v in plain.variables if "amax" in v.path or v.path.endswith("scale")]
+    assert len(maxima) == 12
+    for one, other in zip(plain.variables, trainer.model.variables, strict=True):
+        # Sums in another order may be rounded to the next number of float8.
+        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3, err_msg=one.path)

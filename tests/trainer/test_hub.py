@@ -53,7 +53,11 @@ CASES = {
 STRATEGIES = ("mirrored", "sharded", "tensor_parallel", "pipeline")
 #: Over two processes, by the mesh.
 OVER_PROCESSES = {
-    "shard=2": [Case("gpt2", quantized="int8", lora=4), Case("llama", dtype="bfloat16", lora=4)],
+    "shard=2": [
+        Case("gpt2", quantized="int8", lora=4),
+        Case("llama", dtype="bfloat16", lora=4),
+        Case("gpt2", quantized="float8"),
+    ],
     "data=2,shard=2": [Case("gemma", quantized="int4", lora=4)],
     "data=2,tensor=2": [Case("bert", lora=2), Case("llama", dtype="bfloat16", lora=4)],
     "data=2,pipeline=2": [Case("gpt2", quantized="float8")],
@@ -173,7 +177,6 @@ def test_saved_task_is_evaluated_with_the_loss_of_the_recipe(tmp_path: Path) -> 
     assert "perplexity" in results
 
 
-@pytest.mark.long
 @pytest.mark.long
 @pytest.mark.parametrize("form", ["preset", "safetensors"])
 def test_presets_are_read_in_pieces(

@@ -109,6 +109,14 @@ class Replica:
             self.num_rows > 0, value, tf.zeros_like(value) if otherwise is None else otherwise
         )
 
+    def beside_others(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns a value in a row of its own, with rows of zeros for all other microbatches.
+
+        The sum over replicas and rounds has the values of all of them.
+        """
+        shape = [self.num_microbatches, *value.shape]
+        return tf.scatter_nd([[self.microbatch]], self.if_counted(value)[None], shape)
+
     def __enter__(self) -> Replica:
         _local.replica = self
         return self

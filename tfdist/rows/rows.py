@@ -67,10 +67,12 @@ class Rows:
         """
         model = self._model
         # ---- what only user code can be ----
+        layers = keras_model.flatten_layers(model)
+        maxima = {id(v) for layer in layers if _is_float8(layer) for v in layer.variables}
         for weight in model.trainable_variables if training else ():
-            if weight.overwrite_with_gradient:  # the running maximum of a float8 layer
-                return f"{weight.path} is updated with the largest value of the full batch"
-        for layer in keras_model.flatten_layers(model):
+            if weight.overwrite_with_gradient and id(weight) not in maxima:
+                return f"the gradient of {weight.path} is its new value, from the full batch"
+        for layer in layers:
             if getattr(layer, "stateful", False):
                 return f"{type(layer).__name__} {layer.name!r} keeps a state for each row"
         if not predicts and getattr(model, "run_eagerly", False) and _has_custom_functions(model):
@@ -99,6 +101,11 @@ class Rows:
         if reason is None and training and may_look_up:
             return self.lookups.full_batch_reason()
         return reason
+
+
+def _is_float8(layer: keras.Layer) -> bool:
+    """Returns whether a layer keeps the largest absolute values of its inputs and gradients."""
+    return getattr(layer, "quantization_mode", None) == "float8"
 
 
 def _outputs_reason(traced: TracedForward) -> str | None:

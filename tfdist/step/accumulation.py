@@ -109,7 +109,7 @@ class GradientAccumulation:
 
         def all_but_gradients(i: int) -> tuple[ReplicaOutputs, tf.Tensor, tf.Tensor]:
             rest = local[i]._replace(gradients={}, indices={})
-            overflows = self._scaling.overflows(local[i].gradients)
+            overflows = self._scaling.overflows(local[i].gradients | local[i].overwritten)
             # Only where a part is that large, the sum can be too large for float16.
             limit = HALF_OVERFLOW / strategy.num_replicas
             near = self._scaling.overflows(local[i].gradients, limit)

@@ -41,6 +41,8 @@ class ReplicaOutputs(NamedTuple):
         metrics: Changes of the metrics' state.
         indices: The rows of embeddings that all replicas look up alike, by place, in as many
             pieces as the gradients.
+        overwritten: The new values of variables that Keras overwrites with maxima over the batch
+            (float8), by place: those of all microbatches one below the other, zeros for others'.
         packed: Of a shared trace: all that is to be summed over the replicas, concatenated to few
             tensors. Then the rest has only what is the same on every replica.
     """
@@ -49,6 +51,7 @@ class ReplicaOutputs(NamedTuple):
     state: Changes
     metrics: Changes
     indices: dict[int, Any] = {}  # noqa: RUF012 - never modified
+    overwritten: dict[int, Any] = {}  # noqa: RUF012 - never modified
     packed: list[tf.Tensor] = []  # noqa: RUF012 - never modified
 
     def summable(self) -> ReplicaOutputs:
@@ -91,9 +94,13 @@ class ReplicaOutputs(NamedTuple):
             zeros = functools.partial(zeros_beside, zero=zero * (i + 1), here=here)
             gradients[i] = each_piece(copy if counts else zeros, gradient)
         state, metrics = self.state.reduced_floats(), self.metrics.reduced_floats()
+        overwritten = self.overwritten
         if not counts:
             state, metrics = state.zeros(zero, here), metrics.zeros(zero, here)
-        return self._replace(gradients=gradients, state=state, metrics=metrics)
+            overwritten = {i: zeros_beside(new, zero, here) for i, new in overwritten.items()}
+        return self._replace(
+            gradients=gradients, state=state, metrics=metrics, overwritten=overwritten
+        )
 
     def with_static_shapes(self, variables: Sequence[keras.Variable]) -> ReplicaOutputs:
         """Returns the outputs with slices of known shape, which functions do not return."""
@@ -116,6 +123,10 @@ class ReplicaOutputs(NamedTuple):
                 shapes,
             )
         return self.gradients | slices
+
+    def maxima(self) -> dict[int, tf.Tensor]:
+        """Returns the new values of variables that are overwritten: the largest of those of all."""
+        return {i: tf.reduce_max(values, 0) for i, values in self.overwritten.items()}
 
 
 def forward(
@@ -154,9 +165,16 @@ def forward_backward(
         compute = functools.partial(strategy.gradients, tape, scaled, alone=alone)
         with activations_on_host() if offload else contextlib.nullcontext():
             gradients = scope.gradients(compute, trainable)
+        overwritten = {
+            i: replica.beside_others(gradients[i])
+            for i, variable in enumerate(trainable)
+            if variable.overwrite_with_gradient and gradients[i] is not None
+        }
         _update_metrics(model, state, replica, scope, batch, y_pred, loss)
     connected = {
-        i: with_static_shape(g, trainable[i]) for i, g in enumerate(gradients) if g is not None
+        i: with_static_shape(g, trainable[i])
+        for i, g in enumerate(gradients)
+        if g is not None and i not in overwritten
     }
     if scaling.active and replica.num_microbatches > 1:
         scaling.note_parts(connected)
@@ -168,7 +186,7 @@ def forward_backward(
         if replica.num_microbatches > 1 and state.rows.lookups.are_alike(i):
             connected[i] = each_piece(lambda slices: slices.values, gradient)
             indices[i] = each_piece(lambda slices: slices.indices, gradient)
-    return ReplicaOutputs(connected, *state.changes(scope, replica), indices)
+    return ReplicaOutputs(connected, *state.changes(scope, replica), indices, overwritten)
 
 
 def with_static_shape(gradient: Any, variable: keras.Variable) -> Any:

@@ -100,6 +100,7 @@ class Scaling:
     def apply(
         self,
         gradients: list,
+        overwritten: Mapping[int, tf.Tensor],
         commit: Callable[[list], None],
         any_of_shards: Callable[[tf.Tensor], tf.Tensor],
     ) -> None:
@@ -108,13 +109,20 @@ class Scaling:
         Args:
             gradients: By place: tensors, `tf.IndexedSlices` or None, the same on every replica, or
                 shards.
+            overwritten: New values of variables, by place, that are passed on without a scale.
             commit: Applies unscaled gradients and all other changes of the step.
             any_of_shards: See `Strategy.any_of_parts`.
         """
+
+        def with_overwritten(gradients: list) -> list:
+            return [overwritten.get(i, gradient) for i, gradient in enumerate(gradients)]
+
         if not self.active:
-            commit(gradients)
+            commit(with_overwritten(gradients))
             return
-        unscaled = tf.nest.pack_sequence_as(gradients, self.unscale(tf.nest.flatten(gradients)))
+        unscaled = with_overwritten(
+            tf.nest.pack_sequence_as(gradients, self.unscale(tf.nest.flatten(gradients)))
+        )
         # Those of several batches are added in float32, also on one device.
         is_of_batch = not self.optimizer.gradient_accumulation_steps
         limit = HALF_OVERFLOW / self._state.dynamic_scale if is_of_batch else None

@@ -113,6 +113,7 @@ class TrainStep:
         waited = [] if self.scaling.active else tf.nest.flatten(sums.gradients, True)
         with learning_rate_evaluated(optimizer), tf.control_dependencies([tf.group(*waited)]):
             by_index = self._state.rows.lookups.of_batch(sums.gradients_of(self._trainable))
+            maxima = sums.maxima()
             gradients = [by_index.get(i) for i in range(len(self._trainable))]
 
             def clip_and_apply(in_order: list) -> None:
@@ -120,7 +121,8 @@ class TrainStep:
                     with optimizers_of_one_device(), _known_assignments(optimizer, self._strategy):
                         self.scaling.apply_gradients(in_order, self._trainable)
                         if self._norm is not None:  # of the gradients before they are clipped
-                            norm = tf.cast(global_norm(optimizer, in_order), self._norm.dtype)
+                            gradients = [g for i, g in enumerate(in_order) if i not in maxima]
+                            norm = tf.cast(global_norm(optimizer, gradients), self._norm.dtype)
                             if every := optimizer.gradient_accumulation_steps:
                                 # Between two updates, the gradients are zeros.
                                 norm = tf.where(norm > 0, norm / every, self._norm)
@@ -131,7 +133,7 @@ class TrainStep:
             # a step that is skipped because gradients overflow still changes the state.
             self._state.commit(sums.state, only_finite=self.scaling.active)
             any_overflow = self._strategy.variables.any_of_parts
-            self.scaling.apply(gradients, clip_and_apply, any_overflow)
+            self.scaling.apply(gradients, maxima, clip_and_apply, any_overflow)
             self._strategy.variables.after_update(self._model.variables)
         with tf.control_dependencies([self._state.commit_metrics(sums.metrics)]):
             return tf.identity(optimizer.iterations)
