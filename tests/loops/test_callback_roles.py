@@ -14,16 +14,17 @@ from tfdist.callbacks.curves import Curves
 from tfdist.callbacks.progress import ProgressBar
 from tfdist.callbacks.step_log import StepLog
 from tfdist.loops.callbacks import create_callback_list, is_chief_only, may_change_model
+from tfdist.upstream.features import existing
 
 WRITE = {
     kc.BackupAndRestore,
     kc.CSVLogger,
     kc.ModelCheckpoint,
-    kc.OrbaxCheckpoint,
     kc.RemoteMonitor,
     kc.TensorBoard,
     Curves,
     StepLog,
+    *existing(kc, "OrbaxCheckpoint"),
 }
 DECIDE = {
     kc.Callback,

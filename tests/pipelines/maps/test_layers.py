@@ -14,8 +14,9 @@ LAYERS = [
     keras.layers.RandAugment(),
     keras.layers.RandomRotation(0.3),
     keras.layers.RandomColorJitter(value_range=(0, 255), brightness_factor=0.4, hue_factor=0.2),
-    keras.layers.RandomErasing(factor=1.0, scale=(0.1, 0.3)),
 ]
+if hasattr(keras.layers, "RandomErasing"):
+    LAYERS.append(keras.layers.RandomErasing(factor=1.0, scale=(0.1, 0.3)))
 
 
 def drawn(layer: keras.layers.Layer, order: list[int]) -> dict[int, bytes]:
