@@ -194,7 +194,7 @@ class DataHandler:
         self._needs_full_batch = needs_full_batch
         self._reset_for_fit()
         input_data.begin_epoch(self._adapter)
-        if self._size is not None and not self.own_rows:
+        if self._largest_size is not None and not self.own_rows:
             self._size = min(self._largest_size or 0, self._adapter.num_batches)  # a PyDataset's
         self._in_epoch = True
         self._unused, self._unused_at_end = self._unused + self._unused_at_end, 0
@@ -227,6 +227,7 @@ class DataHandler:
             "batch": batch,
             "within pass": within_pass,
             "iterator": state,
+            "size": self._size,
         }
         unused = self._unused + (self._unused_at_end if step == 0 else 0)
         return {**position, "unused passes": unused, "order": self._order.state()}
@@ -235,6 +236,8 @@ class DataHandler:
         """Restores the `state` of another handler of the same data."""
         within_pass, self._unused = state["within pass"], state["unused passes"]
         self._order.restore(state["order"])
+        if self._largest_size is None:
+            self._size = state["size"]
         self._reset_for_fit()
         for _ in range(state["pass"] + (not within_pass)):
             if not self._training:  # `restart`
@@ -270,12 +273,14 @@ class DataHandler:
         iterators, self._iterator = [self._iterator], None
         threading.Thread(target=iterators.clear).start()
 
-    def end_epoch(self, num_done: int, exhausted: bool, stopped: bool = False) -> None:
+    def end_epoch(
+        self, num_done: int, exhausted: bool, stopped: bool = False, at_once: int = 1
+    ) -> None:
         """Records how many batches an epoch took, and whether the data ended.
 
         If the data ended and its size is known, Keras's `fit` starts the next pass immediately.
         After the remainder of a pass, an epoch continues with the next pass; every other epoch
-        starts a new pass.
+        starts a new pass. Keras takes the size of the first pass for that of the others.
 
         Raises:
             DataError: The data has no batches.
@@ -290,6 +295,11 @@ class DataHandler:
                 "Use .repeat() on the dataset, or a smaller steps_per_epoch.",
                 stacklevel=3,
             )
+        if exhausted and self._training and self._largest_size is None:
+            counted = -(-self._taken // at_once) * at_once
+            exhausted = self._size is None or counted < self._size
+            # Keras counts the call that finds no batch.
+            self._size = self._size or counted + at_once
         if is_end:
             self._iterator = None
         if is_end and not exhausted and not stopped:

@@ -156,7 +156,7 @@ def run(
             data.discard_iterator()
             raise interrupts.stop(pending)
         per_call.num_steps, stopped = int(all_workers[0, 0]), bool(all_workers[:, 1].any())
-    data.end_epoch(step, exhausted, stopped)
+    data.end_epoch(step, exhausted, stopped, per_call.at_once)
     per_call.end_pass()
     for observer in observers:
         observer.end_steps()

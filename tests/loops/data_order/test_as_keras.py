@@ -78,6 +78,41 @@ def test_dataset_order_matches_keras(strategy: str) -> None:
             np.testing.assert_allclose(another, one, 1e-5, 1e-6)
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_first_epoch_of_unknown_size_limits_the_others(at_once: int) -> None:
+    limit = tf.Variable(0, dtype=tf.int64)
+    grow = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: limit.assign([5, 9, 2, 12][epoch])
+    )
+
+    def data() -> tf.data.Dataset:
+        rows = tf.data.Dataset.range(NUM_ROWS).shuffle(NUM_ROWS, seed=1).filter(lambda i: i < limit)
+        return rows.map(lambda i: 2 * (tf.cast(i, tf.float32)[None] / NUM_ROWS,)).batch(2)
+
+    def make() -> keras.Model:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.set_weights([np.full((1, 1), 0.1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=at_once)
+        return model
+
+    wanted = make().fit(data(), epochs=4, verbose=0, callbacks=[grow]).history["loss"]
+    trainer = tfdist.Trainer(make, "mirrored", 2)
+    losses = trainer.fit(data(), epochs=4, verbose=0, callbacks=[grow]).history["loss"]
+    np.testing.assert_allclose(losses, wanted, 1e-5)
+
+
+def test_resumed_training_knows_the_size_of_the_first_epoch() -> None:
+    feed, resumed = (
+        DataHandler(OneDevice(), shuffled().filter(lambda *_: True), True) for _ in "12"
+    )
+    feed.begin_epoch()
+    feed.end_epoch(3, exhausted=True)
+    resumed.restore(feed.state(0))
+    for one in (feed, resumed):
+        one.begin_epoch()
+    assert [one.num_left(0, 9) for one in (feed, resumed)] == [4, 4]
+
+
 @pytest.mark.parametrize("peeked_epochs", [(), (0,), (0, 1)])
 def test_resumed_shuffling_skips_completed_passes(peeked_epochs: tuple[int, ...]) -> None:
     wanted, data = [], shuffled()
