@@ -47,7 +47,7 @@ DECISIONS = (
     # Memory for the whole batch: one device, or two that send gradients.
     Decision(Network("cnn", (32, 32, 3), 10), 128, 2, 4.0),
     # Too little for the activations: rounds, recomputation or offload.
-    Decision(Network("cnn", (32, 32, 3), 10), 256, 1, 0.6),
+    Decision(Network("gpt", (64,), 64, settings={"size": "mini"}), 64, 1, 0.6),
     # Too little for Adam's state on each device: what to shard, or a pipeline.
     Decision(Network("mlp", (512,), 10, settings={"units": (1024,) * 6}), 64, 2, 0.8),
 )

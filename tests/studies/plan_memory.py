@@ -189,25 +189,25 @@ def _compare_named(named: tuple[str, str]) -> Result:
 
 
 def _in_order(gradients: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Returns `Strategy.gradients` whose products wait for the ones that were traced before."""
+    """Returns `Strategy.gradients` of which those of weights wait for the ones traced before."""
 
-    def ordered(*arguments: Any, **options: Any) -> list[Any]:
+    def in_order(*arguments: Any, **options: Any) -> list[Any]:
         graph, results = tf.compat.v1.get_default_graph(), gradients(*arguments, **options)
         pending, needed = [one.op for one in results if one is not None], set()
         while pending:
             if (op := pending.pop()) not in needed:
                 needed.add(op)
                 pending += [tensor.op for tensor in op.inputs]
-        products = [op for op in graph.get_operations() if op in needed and _is_product(op)]
-        for before, after in itertools.pairwise(products):
+        ordered = [op for op in graph.get_operations() if op in needed and _of_weights(op)]
+        for before, after in itertools.pairwise(ordered):
             run_after([after], [before.outputs[0]])
         return results
 
-    return ordered
+    return in_order
 
 
-def _is_product(op: tf.Operation) -> bool:
-    return "MatMul" in op.type or "Conv2DBackprop" in op.type
+def _of_weights(op: tf.Operation) -> bool:
+    return any(kind in op.type for kind in ("MatMul", "Conv2DBackprop", "BiasAddGrad"))
 
 
 def _really_copied(tensor: tf.Tensor, earlier: tf.Operation) -> tf.Tensor:

@@ -68,8 +68,9 @@ def _is_activation(tensor: tf.Tensor) -> bool:
 def _earlier(op: tf.Operation, position: dict[tf.Operation, int]) -> tf.Operation | None:
     """Returns an operation of the backward pass that an operation needs, some steps before it."""
     for _ in range(_AHEAD):
-        inputs = [tensor.op for tensor in op.inputs if tensor.op.type not in _OF_SHAPES]
-        needed = [one for one in inputs if one in position]
+        floats = [tensor.op for tensor in op.inputs if tensor.dtype.is_floating]
+        # Constants wait for nothing, and shapes for the forward pass only.
+        needed = [one for one in floats if one in position and one.inputs]
         if not needed:
             return None
         op = max(needed, key=position.__getitem__)
