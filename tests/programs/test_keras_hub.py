@@ -46,13 +46,8 @@ GEMMA_2 = GEMMA | {
     "use_sliding_window_attention": True,
     "sliding_window_size": 4,
 }
-GEMMA_3 = GEMMA | {
-    "image_size": None,
-    "vision_encoder": None,
-    "use_sliding_window_attention": True,
-    "sliding_window_size": 4,
-}
 WINDOW = {"use_sliding_window_attention": True, "sliding_window_size": 3}
+GEMMA_3 = GEMMA | WINDOW | {"image_size": None, "vision_encoder": None}
 SHARED_EXPERT = {"moe_intermediate_dim": 6, "shared_expert_intermediate_dim": 8}
 
 #: Rows of different lengths.

@@ -235,9 +235,9 @@ class Replica:
         """All-reduces within the forward or backward pass."""
         if self.in_xla and self.num_microbatches > 1:
             raise ConfigurationError(
-                "jit_compile=True compiles forward and backward pass into one XLA program, but "
-                "this model's loss or BatchNorm needs an all-reduce in between. Compile the model "
-                "with jit_compile=False."
+                'XLA (jit_compile=True, or "auto" on a GPU) compiles forward and backward pass '
+                "into one program, but this model's loss or BatchNorm needs an all-reduce in "
+                "between. Compile the model with jit_compile=False (--no-jit-compile)."
             )
         return self.all_reduce(tensors)
 

@@ -129,9 +129,11 @@ def test_smoke_measures_the_checks_between_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
 def test_smoke_measures_mixed_precision(precision: str, tmp_path: Path) -> None:
     line = ["step", "--smoke", "--models", "mlp", "--replicas", "1", "--batch", "16"]
-    run(tmp_path, *line, "--precision", precision, "--json", "step.json")
+    line += ["--precision", precision, "--jit-compile", "true", "--json", "step.json"]
+    run(tmp_path, *line)
     (result,) = json.loads((tmp_path / "step.json").read_text())["results"]
-    assert (result["precision"], result["batch_size"]) == (precision, 16)
+    options = (result["precision"], result["batch_size"], result["jit_compile"])
+    assert options == (precision, 16, True)
     losses = [own["first_loss"] for own in result["contenders"].values()]
     assert losses == pytest.approx(losses[:1] * len(losses), rel=2e-2)
 

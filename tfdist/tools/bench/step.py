@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser
@@ -32,6 +32,7 @@ _GOALS_BY_METHOD = {"fit": (_MLP_GOALS, _GOALS), "checks": _CHECKS_GOALS}
 #: Relative difference of losses that is too large for rounding in float32.
 _SAME_LOSS = 1e-3
 _SMOKE_ROUNDS = 2
+_XLA = {"false": False, "true": True, "auto": "auto"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -51,6 +52,10 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=list(PRECISIONS), default="float32", help="number format"
     )
+    parser.add_argument(
+        "--jit-compile", choices=list(_XLA), default="false",
+        help="XLA in tfdist and plain Keras; auto: the default of both",
+    )  # fmt: skip
     parser.add_argument(
         "--batch-size",
         "--batch",
@@ -74,6 +79,7 @@ def run(
     what: Sequence[str],
     replicas: Sequence[int],
     precision: str,
+    jit_compile: str,
     batch_size: int | None,
     steps: int | None,
     profile: bool,
@@ -87,18 +93,26 @@ def run(
         DeviceError: There are fewer devices than replicas.
     """
     import tfdist
-    from tfdist import devices
+    from tfdist import devices, strategies
 
     devices.configure(max(replicas))  # before the first strategy initializes TensorFlow
     results = []
     num_rounds = _SMOKE_ROUNDS if smoke else rounds
+    changes: dict[str, Any] = {"precision": precision, "jit_compile": _XLA[jit_compile]}
+    changes |= {"batch_size": batch_size} if batch_size else {}
+    options = (changes, steps, smoke)
     if "checks" in what:
         what = [method for method in what if method != "checks"]
-        options = (precision, batch_size, steps, smoke, num_rounds)
         for model in models:  # in new processes, as `checks` needs two workers
-            results.append(tfdist.notebook_launch(_compare_checks, args=(model, *options)))
+            results.append(
+                tfdist.notebook_launch(_compare_checks, args=(model, num_rounds, *options))
+            )
             _show(results[-1], output)
-    cases = _cases(models, replicas, precision, batch_size, steps, smoke)
+    cases = [
+        _case(model, strategies.create("one_device" if n == 1 else "mirrored", n), *options)
+        for model in models
+        for n in replicas
+    ]
     if profile:
         from tfdist.tools.bench import contenders
 
@@ -145,6 +159,7 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
         "what": what,
         "model": case.model,
         "precision": case.workload.precision,
+        "jit_compile": case.workload.jit_compile,
         "replicas": case.strategy.num_replicas,
         "batch_size": case.workload.batch_size,
         "steps": case.num_steps,
@@ -154,52 +169,22 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     }
 
 
-def _cases(
-    models: Sequence[str],
-    replicas: Sequence[int],
-    precision: str,
-    batch: int | None,
-    steps: int | None,
-    smoke: bool,
-) -> Iterator[Case]:
-    from tfdist import strategies
-
-    for model in models:
-        for number in replicas:
-            name = "one_device" if number == 1 else "mirrored"
-            yield _case(model, strategies.create(name, number), precision, batch, steps, smoke)
-
-
 def _case(
-    model: str,
-    strategy: Strategy,
-    precision: str,
-    batch: int | None,
-    steps: int | None,
-    smoke: bool,
+    model: str, strategy: Strategy, changes: dict[str, Any], steps: int | None, smoke: bool
 ) -> Case:
     from tfdist.tools.bench.contenders import Case
 
     workload = WORKLOADS[model].tiny() if smoke else WORKLOADS[model]
-    workload = dataclasses.replace(
-        workload, precision=precision, batch_size=batch or workload.batch_size
-    )
+    workload = dataclasses.replace(workload, **changes)
     return Case(model, workload, strategy, steps or workload.num_steps)
 
 
-def _compare_checks(
-    model: str,
-    precision: str,
-    batch: int | None,
-    steps: int | None,
-    smoke: bool,
-    num_rounds: int,
-) -> dict[str, Any]:
+def _compare_checks(model: str, num_rounds: int, *options: Any) -> dict[str, Any]:
     """Compares training with and without checks. Called on each of two workers."""
     from tfdist import strategies
 
     strategy = strategies.create("multi_worker")
-    return compare(_case(model, strategy, precision, batch, steps, smoke), num_rounds, "checks")
+    return compare(_case(model, strategy, *options), num_rounds, "checks")
 
 
 def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
@@ -231,6 +216,7 @@ def _show(result: dict[str, Any], output: harness.Output) -> None:
         ("", "ms/step", "CPU ms/step", "examples/s", "ratio", "goal"),
         [(name, *_cells(contender)) for name, contender in result["contenders"].items()],
         f"{result['what']} of {result['model']} in {result['precision']}, "
+        f"jit_compile={result['jit_compile']}, "
         + _replicas(result["what"], number)
         + f", batch {result['batch_size']}, {result['steps']} steps, {result['rounds']} rounds",
     )

@@ -31,6 +31,7 @@ class Workload:
         num_steps: Steps per measurement, for a few tenths of a second on two CPU cores.
         tiny_options: Options that make the model compile quickly, for smoke runs.
         precision: Keras dtype policy, such as `mixed_float16`.
+        jit_compile: Whether XLA compiles steps, as for `compile`.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Workload:
     num_steps: int
     tiny_options: dict[str, Any] = field(default_factory=dict)
     precision: str = "float32"
+    jit_compile: bool | str = False
 
     def build_model(self, **compile_options: Any) -> keras.Model:
         """Returns the compiled model, always with the same initial weights."""
@@ -57,7 +59,7 @@ class Workload:
             keras.optimizers.SGD(1e-3, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            jit_compile=False,  # plain Keras would enable XLA on GPUs, and tfdist would not
+            jit_compile=self.jit_compile,
             **compile_options,
         )
         return model
