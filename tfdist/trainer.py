@@ -210,7 +210,7 @@ class Trainer:
         self._watchdog = Watchdog(strategy.group, watchdog_seconds)
         with strategy.translate_errors():
             with remat_of_layers.exact_remat():
-                self.model = create.create(build_model, strategy, precision, loss_scale)
+                self.model = create.create(build_model, strategy, precision, loss_scale, accumulate)
             strategy.variables.place(self.model)
         options = StepOptions(
             accumulate, sync_batch_norm, precision, loss_scale, remat, replica_random,

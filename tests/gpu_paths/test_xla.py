@@ -61,6 +61,9 @@ def test_auto_is_xla_as_in_keras_but_not_for_convolutions(
         trainer.model.compile("sgd", "mse", **options)  # again, outside of the builder
     assert trainer.model.jit_compile == uses_xla
     assert trainer.describe()["XLA"] == ("the whole step" if uses_xla else "no")
+    with gpus_of_keras():  # rounds may exchange sums
+        accumulating = tfdist.Trainer(build, strategy=strategy, accumulate=2)
+    assert accumulating.model.jit_compile is options.get("jit_compile", False)
 
 
 def build_layers() -> list:

@@ -29,6 +29,7 @@ def create(
     strategy: Strategy,
     policy: str | None = None,
     loss_scale: precision.LossScale | None = None,
+    num_rounds: int = 1,
 ) -> keras.Model:
     """Returns a model whose variables belong to the strategy.
 
@@ -37,6 +38,7 @@ def create(
         strategy: The model is made in its scope.
         policy: Name of the dtype policy to build with; None to build with the current one.
         loss_scale: How to scale the loss; None for dynamic scaling with the float16 policies.
+        num_rounds: In how many a training step computes its batch.
 
     Raises:
         ConfigurationError: `source` returned no model, or a dtype policy was given for a model
@@ -48,11 +50,11 @@ def create(
     def uses_xla_by_default(model: keras.Model) -> bool:
         """Whether `jit_compile="auto"` keeps its meaning of plain Keras.
 
-        With several replicas, forward and backward pass may contain an all-reduce. XLA tunes each
-        convolution for seconds on the host, so that the first step of a ResNet-50 takes minutes.
+        Replicas and rounds may exchange sums within a step. XLA tunes each convolution for seconds
+        on the host, so that the first step of a ResNet-50 takes minutes.
         """
-        layers = keras_model.flatten_layers(model)
-        return strategy.num_replicas == 1 and not any(isinstance(x, _CONVOLUTIONS) for x in layers)
+        is_tuned = any(isinstance(x, _CONVOLUTIONS) for x in keras_model.flatten_layers(model))
+        return strategy.num_replicas * num_rounds == 1 and not is_tuned
 
     try:
         with keras_model.use_xla_by_default_if(uses_xla_by_default):
@@ -78,11 +80,9 @@ def _is_of_keras_2(source: object) -> bool:
 
 
 def _create(
-    source: BuildModel,
-    strategy: Strategy,
-    policy: str | None,
+    source: BuildModel, strategy: Strategy, policy: str | None,
     loss_scale: precision.LossScale | None,
-) -> keras.Model:
+) -> keras.Model:  # fmt: skip
     if _is_of_keras_2(source):  # it can be called, as a function that builds a model
         raise ConfigurationError(_not_a_model(source))
     if isinstance(source, keras.Model):
