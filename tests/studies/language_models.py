@@ -42,7 +42,6 @@ FORMS = ("keras", "preset", "safetensors")
 LOADS = {
     "plain Keras": (1, "", 0.7),
     "sharded, 2 processes": (2, "sharded", 0.7),
-    "mirrored, 2 devices": (1, "mirrored", 1.25),
     "sharded, 2 devices": (1, "sharded", 1.25),
 }
 
