@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import tfdist
 from tfdist import Trainer
 from tfdist.errors import ConfigurationError, VerificationError
 from tfdist.strategies import mirrored_variables
@@ -147,6 +149,35 @@ def test_leaves_no_trace() -> None:
         steps = trainer.model.layers[3].steps
         results.append((history["loss"], len(calls), steps, np.random.random()))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("verify", ["off", 2])
+def test_recurrent_states_continue_as_in_keras(verify: Any, tmp_path: Path) -> None:
+    """Also after the check, and after an interrupt."""
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        lstm = layers.Bidirectional(layers.LSTM(2, stateful=True))
+        model = keras.Sequential([keras.Input(batch_shape=(2, 2, 2)), lstm, layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def stop(batch: int, logs: Any) -> None:
+        if batch == 8:
+            raise KeyboardInterrupt
+
+    fit: dict[str, Any] = {"batch_size": 2, "epochs": 2, "shuffle": False, "verbose": 0}
+    data = X.reshape(-1, 2, 2), Y
+    wanted = make().fit(*data, **fit).history["loss"]
+
+    def trainer() -> Trainer:
+        checkpoints = tfdist.Checkpoints(tmp_path)
+        return Trainer(make, "mirrored", devices=2, verify=verify, checkpoints=checkpoints)
+
+    interrupt = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer().fit(*data, callbacks=[interrupt], **fit)
+    np.testing.assert_allclose(trainer().fit(*data, **fit).history["loss"], wanted, 1e-6)
 
 
 def test_runs_by_default_for_code_of_the_user(

@@ -99,7 +99,8 @@ def _variables_of(model: keras.Model) -> list[keras.Variable]:
     # Not created before the step uses it: it draws its seed from Python's generator, as do the
     # initializers of weights that the step creates.
     generator = keras_model.global_generator()
-    variables = [*model.variables, *([] if generator is None else [generator.state])]
+    variables = [*model.variables, *keras_model.recurrent_states(model)]
+    variables += [] if generator is None else [generator.state]
     for part in (*keras_model.metrics_of(model), *keras_optimizers.optimizers_of(model)):
         is_optimizer = isinstance(part, keras.optimizers.Optimizer)
         variables += keras_optimizers.variables_of(part) if is_optimizer else part.variables

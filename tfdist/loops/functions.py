@@ -45,6 +45,7 @@ from tfdist.upstream.keras_model import (
     compile_config,
     metrics_variables_of,
     overrides,
+    recurrent_states,
     redefined,
 )
 from tfdist.upstream.keras_optimizers import custom_step_of, optimizers_of, variables_of
@@ -169,6 +170,7 @@ class CompiledFunctions:
         if model.compiled:
             groups["metrics"] = metrics_variables_of(model)
         groups["model"] = model.variables
+        groups["recurrent states"] = recurrent_states(model)
         if model.compiled:
             for number, optimizer in enumerate(optimizers_of(model), 1):
                 groups[f"optimizer {number}"] = variables_of(optimizer)

@@ -39,6 +39,13 @@ def seeds_of(model: keras.Model) -> list[keras.Variable]:
     return [generator.state for of_layer in generators for generator in of_layer]
 
 
+def recurrent_states(model: keras.Model) -> list[keras.Variable]:
+    """Returns the states of stateful recurrent layers, which are not among a model's variables."""
+    layers = [one for one in flatten_layers(model) if getattr(one, "stateful", False)]
+    states = keras.tree.flatten([getattr(layer, "states", None) for layer in layers])
+    return [state for state in states if isinstance(state, keras.Variable)]
+
+
 def drawing_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers with seeds, without recurrent layers and cells whose dropout is 0.
 
