@@ -242,7 +242,8 @@ def from_flags(
         overrides = {name: value for name, value in given.items() if value is not None}
         return Program(program, sizes, overrides, settings)
     shape, default_classes = _DEFAULTS.get(model or "", _IMAGENET)
+    num_classes = int(classes or default_classes)  # Keras 3.8 refuses subclasses of int
     return Network(
-        model or "resnet50", sizes or shape, classes or default_classes, optimizer or "adam",
+        model or "resnet50", sizes or shape, num_classes, optimizer or "adam",
         precision or "float32", settings,
     )  # fmt: skip
