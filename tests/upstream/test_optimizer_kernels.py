@@ -129,3 +129,20 @@ def test_weight_decay_and_clipping_evaluate_a_schedule_once() -> None:
     assert len(evaluations) == 1
     for value, expected in zip(ours, trained(make(), "float64", by_kernel=False)[0], strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("assign", ["assign_add", "assign_sub"])
+def test_copies_of_an_embedding_stay_bitwise_equal(assign: str) -> None:
+    """So many slices that TensorFlow adds those of a row in several threads."""
+    random = np.random.default_rng(0)
+    slices = tf.IndexedSlices(
+        tf.constant(random.normal(size=(20_000, 32)), tf.float32),
+        tf.constant(random.integers(0, 8, 20_000)),
+    )
+    results = set[bytes]()
+    with optimizers_of_one_device(has_copies=True):
+        for _ in range(10):
+            copy = keras.Variable(np.zeros((8, 32), np.float32))
+            getattr(keras.optimizers.SGD(), assign)(copy, slices)
+            results.add(np.array(copy).tobytes())
+    assert len(results) == 1

@@ -116,9 +116,14 @@ class TrainStep:
             maxima = sums.maxima()
             gradients = [by_index.get(i) for i in range(len(self._trainable))]
 
+            has_copies = self._strategy.num_replicas > 1
+
             def clip_and_apply(in_order: list) -> None:
                 if self._trainable:
-                    with optimizers_of_one_device(), _known_assignments(optimizer, self._strategy):
+                    with (
+                        optimizers_of_one_device(has_copies),
+                        _known_assignments(optimizer, self._strategy),
+                    ):
                         self.scaling.apply_gradients(in_order, self._trainable)
                         if self._norm is not None:  # of the gradients before they are clipped
                             gradients = [g for i, g in enumerate(in_order) if i not in maxima]

@@ -178,8 +178,11 @@ def on_slot_creation(function: Callable[[keras.Variable, keras.Variable], None])
         yield
 
 
-def optimizers_of_one_device() -> AbstractContextManager[None]:
+def optimizers_of_one_device(has_copies: bool = False) -> AbstractContextManager[None]:
     """Makes Keras optimizers update one replica's variables with gradients that are already summed.
+
+    If other replicas or processes have copies of them, slices of a row are added in order.
+    TensorFlow's `scatter_add` takes any order, so that copies would differ by rounding.
 
     Inside `Strategy.update` every assignment is local. The methods of `TFOptimizer` for
     `tf.distribute` (all-reduce, merge calls) are replaced by those of `BaseOptimizer`. Clipping,
@@ -198,8 +201,25 @@ def optimizers_of_one_device() -> AbstractContextManager[None]:
         "_backend_update_step": _update_each,
         **{name: _of_each(getattr(BaseOptimizer, name)) for name in one_by_one},
     }
+    if has_copies:
+        plain |= {name: _in_order(name) for name in ("assign_add", "assign_sub")}
     # Patched on the class, because optimizers such as Nadam override these and call super().
     return all_replaced(TFOptimizer, plain)
+
+
+def _in_order(name: str) -> Callable[..., None]:
+    """Returns `TFOptimizer.assign_add` or `assign_sub` for which equal rows keep their order."""
+    plain = getattr(TFOptimizer, name)
+
+    def assign(optimizer: Any, variable: Any, value: Any) -> None:
+        if not isinstance(value, tf.IndexedSlices):
+            plain(optimizer, variable, value)
+            return
+        local = variable.value if isinstance(variable, keras.Variable) else variable
+        scatter = getattr(local, name.replace("assign", "scatter_nd"))
+        scatter(value.indices[:, None], tf.cast(value.values, local.dtype))
+
+    return assign
 
 
 @contextmanager
