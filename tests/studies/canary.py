@@ -26,7 +26,7 @@ from tests.support import ROOT
 
 #: Pre-release packages, by the release that they replace.
 NIGHTLY = {"tensorflow": "tf-nightly", "keras": "keras-nightly", "tensorboard": "tb-nightly"}
-_PACKAGES = ("keras", "tensorflow")
+_PACKAGES = ("keras", "keras_hub", "tensorflow")
 
 #: Files that are irrelevant for tfdist: tests, other backends, Keras 2.
 _OTHERS = re.compile(r"_test\.py$|/keras/src/backend/(jax|torch|numpy|openvino)/|/python/keras/")
