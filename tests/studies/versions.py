@@ -22,7 +22,7 @@ from tests.support import ROOT
 _PAGE = ROOT / "docs" / "versions.md"
 _TOOLS = ("pytest", "pytest-xdist", "nbmake", "hypothesis")
 STRATEGIES = ("mirrored", "sharded parameters", "tensor_parallel", "pipeline", "multi_worker")
-#: The cases of each cell, but for every case in the column `mirrored` of the first and last row.
+#: The cases of each cell, but for every case in the first and the last row.
 FEW = ("all-together", "embedding-clipped", "batch-norm")
 
 
@@ -106,7 +106,7 @@ def tested(python: Path, every_case: bool) -> str:
         summary = run("pytest", "-q", *tests).stdout.strip().splitlines()[-1:]
         cells[0] += ", " + (re.sub(r" in .*", "", summary[0]).strip("= ") if summary else "fails")
     for strategy in STRATEGIES:
-        cases = CASES if every_case and strategy == "mirrored" else FEW
+        cases = CASES if every_case else FEW
         chosen = [word for case in cases for word in ("--case", case)]
         done = run("tests.conformance", *chosen, "--replicas", 2, "--strategy", strategy, "--json")
         verdicts = Counter(one["status"] for one in json.loads(done.stdout))
