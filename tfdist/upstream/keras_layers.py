@@ -291,15 +291,12 @@ def attention_computed_by(
         for owner, name in _DROPOUT_OF_ATTENTION.items():
             compute = without_dropout(name, owner._compute_attention)
             stack.enter_context(replaced(owner, "_compute_attention", compute))
-        for owner in _attention_of_keras_hub():
+        names = [name for name in [*sys.modules] if name.startswith("keras_hub.src.models.")]
+        of_modules = (vars(sys.modules[name]) for name in names)
+        for owner in {m[name] for m in of_modules for name in _KERAS_HUB_ATTENTION & m.keys()}:
             compute = _attention_by_rows(owner._compute_attention, function, applies)
             stack.enter_context(replaced(owner, "_compute_attention", compute))
         yield
-
-
-def _attention_of_keras_hub() -> set[Any]:
-    models = [vars(m) for name, m in [*sys.modules.items()] if name.startswith("keras_hub.src.mod")]
-    return {vars_[name] for vars_ in models for name in _KERAS_HUB_ATTENTION & vars_.keys()}
 
 
 def _attention_by_rows(
@@ -321,7 +318,8 @@ def _attention_by_rows(
             return plain(layer, *args, **options)
         masks = None if mask is None else [mask]
         has_window = getattr(layer, "use_sliding_window_attention", True)
-        if masks and has_window and getattr(layer, "sliding_window_size", None):
+        window = getattr(layer, "sliding_window_size", None) or key.shape[1]
+        if masks and has_window and window < key.shape[1]:  # a wider one hides nothing
             masks.append(layer._mask_sliding_window(mask))
         masks = masks and tf.stack([tf.cast(one, "bool") for one in masks], 1)
 
