@@ -16,7 +16,7 @@ from keras import layers
 
 from tests.support.classifier import X, build, fit, network
 from tests.support.starting import launch, program
-from tests.support.training import Y, building, dataset, mirrored
+from tests.support.training import Y, dataset, mirrored
 from tfdist import schedules
 from tfdist.cluster import Cluster
 from tfdist.config import TrainConfig
@@ -74,12 +74,6 @@ def custom_step(**options: Any) -> keras.Model:
     return model
 
 
-def normalized(jit_compile: bool) -> Callable[[], keras.Model]:
-    built_layers = [layers.BatchNormalization(), layers.Dense(3)]
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    return building(lambda: [keras.Input((4,)), *built_layers], loss=loss, jit_compile=jit_compile)
-
-
 UNKNOWN = TrainConfig(lr_rule="cosine"), TrainConfig(lr_rule="constant", warmup_epochs=0)
 
 #: By name: code that fails, a pattern of its message, and the code that the message suggests.
@@ -93,11 +87,6 @@ FIXES: dict[str, tuple[Callable[[], Any], str, Callable[[], Any]]] = {
         lambda: fit(overrides_compile()),
         "pass a function that builds .*it instead of the model",
         lambda: fit(overrides_compile),
-    ),
-    "XLA with synchronized BatchNorm": (
-        lambda: fit(normalized(jit_compile=True), sync_batch_norm=True),
-        "Compile the model with jit_compile=False",
-        lambda: fit(normalized(jit_compile=False), sync_batch_norm=True),
     ),
     "precision of a built model": (
         lambda: fit(build(), precision="mixed_bfloat16"),

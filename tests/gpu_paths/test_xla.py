@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,12 +15,13 @@ from keras import layers
 
 import tfdist
 from tests.gpu_paths.step_graph import batches, step_graphs
-from tests.support.training import building
+from tests.support.training import assert_trains_as_keras, building, mirrored
 from tfdist.strategies import Strategy
 from tfdist.strategies.mirrored import Mirrored
 from tfdist.strategies.one_device import OneDevice
 from tfdist.upstream.patching import replaced
 
+_weighted = functools.partial(keras.losses.MeanSquaredError, reduction="mean_with_sample_weight")
 _sgd = functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9)
 #: Operations of forward and backward pass, of the check for overflows, and of the update.
 _COMPUTING = {"MatMul", "Relu", "Mul", "RealDiv", "IsFinite", "ResourceApplyKerasMomentum"}
@@ -67,7 +68,7 @@ def test_auto_is_xla_as_in_keras_but_not_for_convolutions(
 
 
 def build_layers() -> list:
-    """Returns a network of some weights with dropout and BatchNorm."""
+    """Returns a network of some weights with BatchNorm."""
     dense = (lambda: layers.Dense(4, "relu"), layers.BatchNormalization) * 3
     return [keras.Input((4,)), *(make() for make in dense), layers.Dense(1)]
 
@@ -118,6 +119,28 @@ def test_skipped_steps_are_selected(strategy: str) -> None:
         np.testing.assert_array_equal(variable, before)
     trainer.fit(x, y, **fit)
     assert int(trainer.model.optimizer.iterations) == count + 1
+
+
+@pytest.mark.parametrize(
+    ("make", "compiling", "options"),
+    [
+        (layers.BatchNormalization, {}, {"sync_batch_norm": True}),
+        (layers.ReLU, {"loss": _weighted()}, {"accumulate": 2}),
+    ],
+)
+def test_replicas_that_need_each_other_are_not_in_xla(
+    make: Callable[[], keras.Layer], compiling: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """Within the forward and backward pass, sums are exchanged."""
+    build = building(
+        lambda: [keras.Input((4,)), make(), layers.Dense(1)],
+        optimizer=_sgd, jit_compile=True, **compiling,
+    )  # fmt: skip
+    x, y = np.random.default_rng(0).normal(size=(2, 15, 4)).astype("float32")
+    fit = {"x": x, "y": y[:, :1], "sample_weight": y[:, 1] ** 2, "batch_size": 7, "verbose": 0}
+    trainer = mirrored(build, **options)
+    with pytest.warns(UserWarning, match="jit_compile=True is ignored in the forward"):
+        assert_trains_as_keras(trainer, build(), **fit, shuffle=False)
 
 
 def test_partial_batches_are_not_traced_again() -> None:

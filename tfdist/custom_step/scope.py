@@ -33,12 +33,12 @@ class StepRun(Protocol):
     """Everything in a run of a custom step that may depend on the rows of other replicas."""
 
     def gradients(
-        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+        self, compute: Callable[..., list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         """Returns the gradients of variables.
 
         Args:
-            compute: Returns the gradients for this run's rows.
+            compute: Returns the gradients for this run's rows, times a factor if it is given one.
             inner: Whether another tape records, so that the gradients are part of a loss.
             targets: What is differentiated; None if it is multiplied by other gradients.
         """
@@ -56,7 +56,7 @@ class LocalRun:
     """A `StepRun` that has all rows: those of the full batch, or of a trial."""
 
     def gradients(
-        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+        self, compute: Callable[..., list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         del inner, targets
         return compute()
@@ -264,9 +264,16 @@ def _gradients(tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **o
     values = [scope.watched(tape, s) if i in variables else [s] for i, s in enumerate(flat)]
     others: dict[int, Any] = {}
 
-    def compute() -> list:
+    def compute(factor: tf.Tensor | None = None) -> list:
+        if factor is not None:
+            options["output_gradients"] = tf.nest.map_structure(
+                lambda t: tf.ones_like(t) * tf.cast(factor, t.dtype), target
+            )
         sums = [_sum(each) for each in _gradient(tape, target, values, *args, **options)]
         others.update(enumerate(sums))
+        for i, gradient in others.items():  # those of tensors keep the scale of this run's rows
+            if not (i in variables or gradient is None or factor is None):
+                others[i] = tf.math.divide_no_nan(gradient, tf.cast(factor, gradient.dtype))
         return [sums[i] for i in variables]
 
     is_multiplied = bool(args) or options.get("output_gradients") is not None

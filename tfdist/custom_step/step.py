@@ -62,7 +62,7 @@ class ReplicaRun(LocalRun):
         return drawn + offset(drawn, self._replica.index) if self._replica_random else drawn
 
     def gradients(
-        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+        self, compute: Callable[..., list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         del targets
         reductions, number = self._plan.gradients, self._num_taken
@@ -72,12 +72,11 @@ class ReplicaRun(LocalRun):
                 "The step computes other gradients than on the first batch. What it does must not "
                 "depend on Python state."
             )
-        how, alike = reductions[number], self._plan.alike[number]
-        is_mean = how is Reduction.MEAN
-        weight = self._replica.fraction if is_mean else tf.constant(1.0, tf.float64)
-        with self._replica.weighted_afterwards(weight):
-            local = compute()
-        parts = {i: self._part(g, how) for i, g in enumerate(local) if g is not None}
+        alike = self._plan.alike[number]
+        # Weighted before the backward pass: float16 then overflows where it does on one device.
+        is_mean = reductions[number] is Reduction.MEAN
+        local = compute(self._replica.fraction if is_mean else None)
+        parts = {i: self._part(g, Reduction.SUM) for i, g in enumerate(local) if g is not None}
         sent = {i: g.values if i in alike else g for i, g in parts.items()}
         sums, _ = all_reduce_gradients(self._strategy, sent, ())
         for i in sums:

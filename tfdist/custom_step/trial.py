@@ -259,7 +259,7 @@ class _TracingRun(LocalRun):
         self.changes: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
 
     def gradients(
-        self, compute: Callable[[], list], inner: bool, targets: list[tf.Tensor] | None
+        self, compute: Callable[..., list], inner: bool, targets: list[tf.Tensor] | None
     ) -> list:
         self.inner |= inner
         gradients = compute()

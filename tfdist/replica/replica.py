@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import ConfigurationError, UnsupportedModelError
+from tfdist.errors import UnsupportedModelError
 from tfdist.precision import LossScale
 from tfdist.strategies import batches
 from tfdist.strategies.batches import has_rows
@@ -71,7 +71,6 @@ class Replica:
     totals: Totals = field(default_factory=Totals)
     in_xla: bool = False
     first_row: tf.Tensor | int = 0
-    _weight: tf.Tensor | None = field(default=None, init=False)
 
     @property
     def num_microbatches(self) -> int:
@@ -135,20 +134,11 @@ class Replica:
         yield
         _local.replica = self
 
-    @contextmanager
-    def weighted_afterwards(self, weight: tf.Tensor) -> Iterator[None]:
-        """Returns a context for gradients that get their weight in the global batch's later."""
-        self._weight = weight
-        yield
-        self._weight = None
-
     def sum(self, terms: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sums scalars over the global batch; no gradient flows through them."""
         terms = [tf.stop_gradient(term) for term in terms]
         if self.num_rounds == 1:
-            return self._exchange(terms)
-        if self.in_xla:
-            self._exchange(terms)  # raises: an XLA cluster cannot exchange
+            return self.all_reduce(terms)
         if self.totals.known is None:
             self.totals.noted += terms
             return terms
@@ -160,16 +150,11 @@ class Replica:
             return tensors
 
         def backward(*upstream: tf.Tensor) -> list[tf.Tensor]:
-            if self._weight is None:
-                return self._exchange(list(upstream))
-            weights = [tf.cast(self._weight, gradient.dtype) for gradient in upstream]
-            weighted = [self.if_counted(g * w) for g, w in zip(upstream, weights, strict=True)]
-            sums = self._exchange(weighted)
-            return [tf.math.divide_no_nan(g, w) for g, w in zip(sums, weights, strict=True)]
+            return self.all_reduce([self.if_counted(gradient) for gradient in upstream])
 
         @tf.custom_gradient
         def forward(*terms: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list]]:
-            return _with_own_gradient(self._exchange(list(terms))), backward
+            return _with_own_gradient(self.all_reduce(list(terms))), backward
 
         return tf.nest.flatten(forward(*tensors))
 
@@ -193,7 +178,7 @@ class Replica:
             return structure
         structure = self.drop_padding(structure)
         counts = tf.one_hot(self.index, self.num_replicas, self.num_rows, dtype=tf.int32)
-        begin = tf.cumsum(self._exchange([counts])[0], exclusive=True)[self.index]
+        begin = tf.cumsum(self.all_reduce([counts])[0], exclusive=True)[self.index]
         leaves = tf.nest.flatten(structure)
         tensors = [leaf for leaf in leaves if has_rows(leaf)]
         if any(t.dtype == tf.string or not isinstance(t, tf.Tensor) for t in tensors):
@@ -223,23 +208,13 @@ class Replica:
                     for gradient in upstream
                 ]
 
-            return _with_own_gradient(self._exchange(padded)), backward
+            return _with_own_gradient(self.all_reduce(padded)), backward
 
         numbers = [tf.cast(t, tf.int32) if t.dtype == tf.bool else t for t in tensors]
         whole = tf.nest.flatten(forward(*numbers))
         for tensor, share in zip(whole, tensors, strict=True):
             tensor.set_shape([None, *share.shape[1:]])
         return [tf.cast(w, share.dtype) for w, share in zip(whole, tensors, strict=True)]
-
-    def _exchange(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """All-reduces within the forward or backward pass."""
-        if self.in_xla and self.num_microbatches > 1:
-            raise ConfigurationError(
-                'XLA (jit_compile=True, or "auto" on a GPU) compiles forward and backward pass '
-                "into one program, but this model's loss or BatchNorm needs an all-reduce in "
-                "between. Compile the model with jit_compile=False (--no-jit-compile)."
-            )
-        return self.all_reduce(tensors)
 
 
 def _with_own_gradient(sums: list[tf.Tensor]) -> list[tf.Tensor]:

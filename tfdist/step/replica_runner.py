@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +18,12 @@ from tfdist.step.forward_backward import ReplicaOutputs, all_reduce_outputs
 from tfdist.step.shared_trace import (
     NotShareableError,
     Packing,
-    SharedReplicaTrace,
     SharedTrace,
 )
 from tfdist.step.state import Changes
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
+from tfdist.upstream.tensorflow_random import RandomStates
 
 #: (replica, rows of the global batch, round, the replica's rows in that round, totals) -> outputs
 Compute = Callable[[int, tf.Tensor, Any, Share, Totals], ReplicaOutputs]
@@ -65,33 +67,32 @@ class ReplicaRunner:
         self._packing: Packing | None = None
         self._in_xla = in_xla = bool(model.jit_compile and strategy.variables.are_local)
         self._is_one_program = in_xla and strategy.num_replicas * num_rounds == 1
-        if not in_xla:
-            compute = with_sizes_on_host(compute)
+        on_host = with_sizes_on_host(compute)
 
         def on_rows(
             index: Any, total_rows: Any, number: Any, share: Share, totals: Totals,
-            all_reduce: Callable[[list], list] = strategy.all_reduce,
+            all_reduce: Callable[[list], list] = strategy.all_reduce, in_xla: bool = False,
         ) -> ReplicaOutputs:  # fmt: skip
-            rows = share.num_rows
+            rows, call = share.num_rows, compute if in_xla else on_host
             if full_batch_reason:
                 alone = Replica(0, 1, 1, 0, rows, rows, lambda tensors: tensors, in_xla=in_xla)
-                return compute(alone, share)
+                return call(alone, share)
             replica = Replica(
                 strategy.first_replica + index, strategy.num_replicas, num_rounds, number,
                 rows, total_rows, all_reduce, totals, in_xla, share.first_row,
             )  # fmt: skip
-            return compute(replica, share)
+            return call(replica, share)
 
         # What a replica computes, by the ways in which it may be computed, from inside to outside.
-        self._compute: Compute = on_rows
+        self._compute: Compute = functools.partial(on_rows, in_xla=self._is_one_program)
         if in_xla and not self._is_one_program:
             if num_rounds == 1 and not full_batch_reason and strategy.exchange.wire_dtype is None:
                 self._packing = Packing()
-            self._compute = _in_xla(on_rows, not full_batch_reason, self._packing)
+            inside = _without_exchange(functools.partial(on_rows, in_xla=True))
+            self._compute = _in_xla(inside, on_rows, not full_batch_reason, self._packing)
         elif self._shares_trace and not in_xla and not full_batch_reason:
             self._packing = Packing()
-            trace = SharedReplicaTrace(_without_exchange(on_rows), self._packing)
-            self._compute = _by_trace(trace, on_rows)
+            self._compute = _by_shared_trace(_without_exchange(on_rows), on_rows, self._packing)
         if full_batch_reason:
             self._compute = _on_first_replica(self._compute, strategy, in_xla)
 
@@ -161,24 +162,49 @@ class ReplicaRunner:
         return outputs.with_static_shapes(self._variables)
 
 
-def _in_xla(compute: Compute, without_padding: bool, packing: Packing | None) -> Compute:
-    """Compiles a function by XLA, which gets batches without padding and returns few tensors."""
-    functions: dict[int, Callable[..., ReplicaOutputs]] = {}
+def _in_xla(
+    compute: Callable[..., ReplicaOutputs],
+    otherwise: Compute,
+    without_padding: bool,
+    packing: Packing | None,
+) -> Compute:
+    """Compiles a function by XLA, which gets batches without padding and returns few tensors.
+
+    Nothing is exchanged within a program: if `compute` raises `NotShareableError`, `otherwise`
+    takes its place.
+    """
+    is_refused = False
 
     def packed(*arguments: Any) -> ReplicaOutputs:
         outputs = compute(*arguments)
         return packing.packed(outputs) if packing else outputs
 
+    @functools.cache
+    def program(index: int) -> Callable[..., ReplicaOutputs]:  # captures the replica's variables
+        return tf.function(functools.partial(packed, index), jit_compile=True, autograph=False)
+
     def in_xla(
         index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> ReplicaOutputs:
+        nonlocal is_refused
+        if is_refused:
+            return otherwise(index, total_rows, number, share, totals)
+        dense = share
         if without_padding:
-            share = share._replace(rows=drop_padding(share.rows, share.num_rows))
-        if index not in functions:  # one per replica: each captures its own variables
-            functions[index] = tf.function(
-                lambda *arguments: packed(index, *arguments), jit_compile=True, autograph=False
+            dense = share._replace(rows=drop_padding(share.rows, share.num_rows))
+        states = RandomStates.current()
+        try:
+            return program(index)(total_rows, number, dense)
+        except NotShareableError:
+            warnings.warn(
+                "jit_compile=True is ignored in the forward and backward pass, because this "
+                "model's loss, metrics or BatchNorm need an all-reduce within them, which XLA "
+                "cannot compile.",
+                stacklevel=2,
             )
-        return functions[index](total_rows, number, share, totals)
+        is_refused = True
+        states.restore()
+        return otherwise(index, total_rows, number, share, totals)
 
     return in_xla
 
@@ -186,29 +212,31 @@ def _in_xla(compute: Compute, without_padding: bool, packing: Packing | None) ->
 def _without_exchange(compute: Callable[..., ReplicaOutputs]) -> Callable[..., ReplicaOutputs]:
     """Returns a function that raises `NotShareableError` where a replica needs the others."""
 
-    def refuse(tensors: list) -> list:
-        raise NotShareableError(
-            f"{len(tensors)} tensors are all-reduced within the forward or backward pass"
-        )
+    def refuse(tensors: list) -> Any:
+        raise NotShareableError(f"{len(tensors)} tensors are sums over all replicas or rounds")
 
     def alone(index: Any, total_rows: Any, number: Any, share: Share) -> ReplicaOutputs:
         totals = Totals()
         outputs = compute(index, total_rows, number, share, totals, refuse)
-        if totals.noted:
-            raise NotShareableError(
-                f"{len(totals.noted)} totals over all rounds are needed before the gradients"
-            )
-        return outputs
+        return refuse(totals.noted) if totals.noted else outputs
 
     return alone
 
 
-def _by_trace(trace: SharedReplicaTrace, compute: Compute) -> Compute:
+def _by_shared_trace(
+    compute: Callable[..., ReplicaOutputs], otherwise: Compute, packing: Packing
+) -> Compute:
+    """Computes by one trace for all replicas, or by `otherwise` where each needs its own."""
+    trace = SharedTrace(lambda *arguments: packing.packed(compute(*arguments)))
+
     def by_trace(
         index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> ReplicaOutputs:
-        packed = trace(index, total_rows, number, share)
-        return compute(index, total_rows, number, share, totals) if packed is None else packed
+        if not tf.executing_eagerly():
+            outputs = trace(tf.constant(index), total_rows, tf.convert_to_tensor(number), share)
+            if outputs is not None:
+                return outputs
+        return otherwise(index, total_rows, number, share, totals)
 
     return by_trace
 

@@ -197,28 +197,6 @@ class Packing:
         return tf.nest.pack_sequence_as(self._structure, tensors).with_same(outputs)
 
 
-class SharedReplicaTrace:
-    """Computes the outputs of replicas by one shared trace, packed.
-
-    Args:
-        outputs: Returns a replica's outputs. Takes the replica's index, the rows of the global
-            batch, the number of the round, and the replica's rows. Raises `NotShareableError`
-            where it needs something of other replicas.
-        packing: Packs the outputs.
-    """
-
-    def __init__(self, outputs: Callable[..., ReplicaOutputs], packing: Packing) -> None:
-        self._trace = SharedTrace(lambda *arguments: packing.packed(outputs(*arguments)))
-
-    def __call__(
-        self, index: int, total_rows: tf.Tensor, number: Any, share: Any
-    ) -> ReplicaOutputs | None:
-        """Returns a replica's packed outputs, or None if it needs a trace of its own."""
-        if tf.executing_eagerly():
-            return None
-        return self._trace(tf.constant(index), total_rows, tf.convert_to_tensor(number), share)
-
-
 def _rebuilt(
     traced: Any,
     definition: tf.compat.v1.GraphDef,
