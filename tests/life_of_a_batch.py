@@ -41,8 +41,9 @@ WAY = (
 LEAVES = (
     "callbacks/", "cluster/remote/", "console/streams.py", "devices.py", "errors.py", "groups/",
     "loops/callbacks.py", "loops/interrupts.py", "loops/model_methods.py", "loops/observers.py",
-    "loops/program_state.py", "loops/rank_checks.py", "loops/self_check.py",
-    "loops/steps_per_call.py", "model_setup/create.py", "patches/", "precision.py", "rows/",
+    "loops/rank_checks.py", "loops/self_check.py",
+    "loops/steps_per_call.py", "model_setup/create.py", "patches/", "precision.py",
+    "replica/program_state.py", "rows/",
     "step/shared_trace.py", "strategies/batches.py",
     "strategies/mirrored_variables.py", "strategies/variables.py", "upstream/",
 )  # fmt: skip

@@ -188,7 +188,7 @@ def test_runs_by_default_for_code_of_the_user(
     cases: dict[type, str] = {
         layers.Identity: "not necessary", Counting: f"{match} (", Noise: f"{match}, except"
     }  # fmt: skip
-    warned = "A step changes Counting.steps and draws from np.random while it is traced"
+    warned = "A step changes Counting.steps and draws from NumPy or random while it is traced"
     for kind, status in cases.items():
         Counting.calls, Counting.random = [], np.random.default_rng(5)
         trainer = Trainer(functools.partial(build, kind), "one_device")

@@ -66,6 +66,27 @@ class NumpyNoise(Linear):
         return self.dense(x + tf.ensure_shape(noise, x.shape) if training else x)
 
 
+GENERATOR, CALLS = np.random.RandomState(), list[int]()
+
+
+class OwnNoise(Linear):
+    """Draws from its own generator and a global one, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(3)
+        GENERATOR.seed(4)
+        CALLS.clear()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            CALLS.append(len(x))
+            self.count = len(CALLS)
+            noise = self.generator.normal(size=x.shape) + GENERATOR.normal(size=x.shape)
+            x = x + ops.cast(noise, "float32") / self.count
+        return self.dense(x)
+
+
 class Block(Linear):
     """A `tf.function` that changes a seed, with control flow for AutoGraph."""
 
@@ -173,6 +194,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], dict[str, Any], Callable[[], A
     ),
     "several values per row": (Linear, {"loss": several_values_per_row}, lambda: (X, Y)),
     "random states, eager": (MixUp, EAGER, lambda: (X, Y)),
+    "own generators, eager": (OwnNoise, EAGER, lambda: (X, Y)),
     "numpy in a loss, eager": (Linear, {"loss": numpy_loss} | EAGER, lambda: (X, Y)),
     "numpy_function": (NumpyNoise, {}, lambda: (X, Y)),
     "tf.function on call": (Block, {}, lambda: (X, Y)),

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.custom_step.scope import CustomStepScope, LocalRun, patched_for_custom_step
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.patches import batch_norm
+from tfdist.replica.program_state import python_state_kept
 from tfdist.rows import NotReducibleError, Reduction, Reductions, TracedForward, refused_assignment
 from tfdist.step.loss_scaling import Scaling
 from tfdist.strategies import batches
@@ -24,7 +25,6 @@ from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.keras_losses import losses_of_one_device
 from tfdist.upstream.tensorflow_graphs import calls_python
-from tfdist.upstream.tensorflow_random import python_state_kept
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 #: A `train_step` or `test_step` of a model.

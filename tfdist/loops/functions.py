@@ -26,9 +26,9 @@ from tfdist.errors import (
 from tfdist.loops.data_handler import DataHandler
 from tfdist.loops.model_methods import ModelFunction, check_function
 from tfdist.loops.outputs import Outputs
-from tfdist.loops.program_state import is_users, participants
 from tfdist.model_setup import build, create
 from tfdist.precision import policy
+from tfdist.replica.program_state import watch_program
 from tfdist.replica.replica import StepOptions
 from tfdist.rows import Rows
 from tfdist.step.accumulation import GradientAccumulation
@@ -39,7 +39,6 @@ from tfdist.strategies import inner_loop
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.inner_loop import Logs, LoopResult, Step
 from tfdist.strategies.variables import ReplicaSync
-from tfdist.upstream import tensorflow_random
 from tfdist.upstream.keras_losses import seeds_of_compiled
 from tfdist.upstream.keras_model import (
     compile_config,
@@ -81,7 +80,7 @@ class CompiledFunctions:
 
     def __init__(self, model: keras.Model, strategy: Strategy, options: StepOptions) -> None:
         self._model, self._strategy, self._options = model, strategy, options
-        tensorflow_random.watch(filter(is_users, participants(model)))
+        watch_program(model)
         self._compilation: Any = None
         self._steps: dict[tuple[bool, ...], StepsFn] = {}
         # Functions for other data share a step, and with it the accumulated gradients.
@@ -246,7 +245,7 @@ class CompiledFunctions:
         self._custom_steps.forget()
         self._model_functions.clear()
         self._frequent_sync = None
-        tensorflow_random.watch(filter(is_users, participants(model)))
+        watch_program(model)
         create.adopt(model, self._strategy, self._options.precision, self._options.loss_scale)
         self._compilation = compile_config(model)
 

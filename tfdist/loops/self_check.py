@@ -30,8 +30,8 @@ from tfdist.loops.functions import Loop, Steps
 from tfdist.loops.model_methods import ExactnessReport
 from tfdist.loops.observers import RunContext
 from tfdist.loops.outputs import concatenated
-from tfdist.loops.program_state import ProgramState, is_users, user_code
 from tfdist.model_setup.build import root_cause
+from tfdist.replica.program_state import ProgramState, is_users, user_code
 from tfdist.step.state import flat
 from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy

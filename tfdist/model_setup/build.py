@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, DataError, OutOfMemoryError, UnsupportedModelError
+from tfdist.replica.program_state import python_state_kept
 from tfdist.strategies.base import Strategy
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.patching import replaced
-from tfdist.upstream.tensorflow_random import python_state_kept
 
 
 def check_trainable(model: keras.Model) -> None:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedModelError
 from tfdist.patches import batch_norm
+from tfdist.replica.program_state import python_state_kept
 from tfdist.rows.analysis import RowAnalysis
 from tfdist.rows.dependence import FREE, MIXED, UNKNOWN, Dependence, Kind, worst
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
@@ -35,7 +36,6 @@ from tfdist.upstream.keras_model import (
     seeds_of,
 )
 from tfdist.upstream.tensorflow_graphs import calls_python
-from tfdist.upstream.tensorflow_random import python_state_kept
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.patches import batch_norm
+from tfdist.replica.program_state import python_state_kept
 from tfdist.rows.dependence import FREE, MIXED
 from tfdist.rows.keras_layers import has_only_row_by_row_layers
 from tfdist.rows.lookups import Lookups
@@ -25,7 +26,6 @@ from tfdist.rows.traced import TracedForward, change_is_sum
 from tfdist.strategies.batches import uneven
 from tfdist.upstream import keras_losses, keras_model
 from tfdist.upstream.tensorflow_graphs import calls_python
-from tfdist.upstream.tensorflow_random import python_state_kept
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedModelError, first_line
 from tfdist.patches import batch_norm
 from tfdist.patches.rematerialized import lifted
+from tfdist.replica.program_state import python_state_kept
 from tfdist.replica.scope import Scope
 from tfdist.rows.analysis import RowAnalysis
 from tfdist.rows.dependence import (
@@ -32,7 +33,6 @@ from tfdist.upstream.keras_model import call_model, flatten_layers, metrics_vari
 from tfdist.upstream.patching import replaced
 from tfdist.upstream.tensorflow_calls import functions_inlined
 from tfdist.upstream.tensorflow_graphs import free_with, kinds_of
-from tfdist.upstream.tensorflow_random import python_state_kept
 from tfdist.upstream.tensorflow_runtime import variables_assigned_by
 
 

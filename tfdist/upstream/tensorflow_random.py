@@ -1,13 +1,14 @@
 """Random numbers: TensorFlow's stateless samplers, and the global states of Python and NumPy.
 
 Code of the user that runs additionally, for an analysis or on another replica, must leave no trace
-in the global states, nor in numbers that are attributes of the user's objects, such as a counter of
-calls.
+in the global states, nor in the user's generators, nor in numbers that are attributes of the user's
+objects, such as a counter of calls.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 import re
 import warnings
 import weakref
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -261,12 +261,35 @@ def _producer(tensor: tf.Tensor) -> Any:
 
 #: The user's objects whose numbers belong to the state, by ID: some classes are not hashable.
 _watched = weakref.WeakValueDictionary[int, Any]()
+#: The user's generators of numbers, by ID; most cannot be referenced weakly.
+_generators: dict[int, Any] = {}
 
 
-def watch(objects: Iterable[Any]) -> None:
-    """Makes numbers that are attributes of objects a part of the state."""
+def watch(objects: Iterable[Any], generators: Iterable[Any]) -> None:
+    """Makes numbers that are attributes of objects, and generators, a part of the state."""
     allowed = [one for one in objects if hasattr(one, "__dict__") and type(one).__weakrefoffset__]
     _watched.update({id(one): one for one in allowed})
+    _generators.update({id(one): one for one in generators})
+
+
+def is_generator(value: Any) -> bool:
+    """Returns whether a value draws random numbers with NumPy or Python, one after the other."""
+    return isinstance(value, (np.random.Generator, np.random.RandomState, random.Random))
+
+
+def generator_state(generator: Any) -> tuple[Callable[[Any], None], Any]:
+    """Returns a function that sets the state of a generator, and its state."""
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return functools.partial(setattr, bits, "state"), bits.state
+    if isinstance(generator, random.Random):
+        return generator.setstate, generator.getstate()
+    return generator.set_state, generator.get_state()
+
+
+def _generator_states() -> list[tuple[Callable[[Any], None], Any]]:
+    of_numpy = (np.random.set_state, np.random.get_state())
+    return [of_numpy, *map(generator_state, list(_generators.values()))]
 
 
 def _numbers() -> list[tuple[Any, str, Any]]:
@@ -283,7 +306,7 @@ class RandomStates(NamedTuple):
     """The states at one time, the operation seeds of `tf.random`, and the user's numbers."""
 
     python: Callable[[], None]  # restores it
-    numpy: Any
+    generators: list[tuple[Callable[[Any], None], Any]]
     tensorflow: Any
     numbers: list[tuple[Any, str, Any]]
 
@@ -292,7 +315,7 @@ class RandomStates(NamedTuple):
         """Returns the states as they are; TensorFlow's are in `Context._rng`, if a seed is set."""
         generator = _operation_seeds()
         operations = None if generator is None else generator.getstate()
-        return cls(python_random_state(), np.random.get_state(), operations, _numbers())
+        return cls(python_random_state(), _generator_states(), operations, _numbers())
 
     def restore(self, python: bool = True) -> None:
         """Sets the states to what they were.
@@ -303,7 +326,8 @@ class RandomStates(NamedTuple):
         """
         if python:
             self.python()
-        np.random.set_state(self.numpy)
+        for set_state, state in self.generators:
+            set_state(state)
         if self.tensorflow is not None:
             _operation_seeds().setstate(self.tensorflow)
         for one, name, value in self.numbers if python else ():
@@ -314,12 +338,12 @@ class RandomStates(NamedTuple):
 @contextmanager
 def draws_at_trace_warned() -> Iterator[None]:
     """Warns if the block, in which a step is traced, draws from NumPy, or counts in Python."""
-    before, numbers = repr(np.random.get_state()), _numbers()
+    before, numbers = repr(_generator_states()), _numbers()
     yield
     changed = [(one, name) for one, name, value in numbers if vars(one).get(name, value) != value]
     what = [f"changes {type(one).__name__}.{name}" for one, name in changed[:1]]
-    if repr(np.random.get_state()) != before:
-        what.append("draws from np.random")
+    if repr(_generator_states()) != before:
+        what.append("draws from NumPy or random")
     if what:
         warnings.warn(
             f"A step {' and '.join(what)} while it is traced. The numbers are constants, and not "
@@ -329,25 +353,13 @@ def draws_at_trace_warned() -> Iterator[None]:
         )
 
 
-@contextmanager
-def python_state_kept(model: keras.Model | None = None) -> Iterator[None]:
-    """Restores the states after the block.
+def use_other_seeds() -> None:
+    """Gives eager operations seeds of their own: TensorFlow keeps an operation's state by its seed.
 
-    Lists, files, and whatever else the code changes stay changed. If the block creates weights,
-    what may change with them stays, too: see `RandomStates.restore`.
-
-    Args:
-        model: The model whose code runs; None: the block creates weights.
+    `RandomStates.restore` gives them the former ones again.
     """
-    states, generator, num_weights = RandomStates.current(), _operation_seeds(), -1
-    if model is not None:
-        num_weights = len(model.variables)
-        if generator is not None:
-            generator.seed(-1)  # TensorFlow keeps the state of an eager operation, by its seed
-    try:
-        yield
-    finally:
-        states.restore(python=model is not None and len(model.variables) == num_weights)
+    if (generator := _operation_seeds()) is not None:
+        generator.seed(-1)
 
 
 def _operation_seeds() -> Any:

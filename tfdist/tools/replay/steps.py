@@ -19,7 +19,7 @@ from tfdist.checkpoint.store import Store
 from tfdist.config import TrainConfig
 from tfdist.console import tables
 from tfdist.errors import ConfigurationError
-from tfdist.loops.program_state import ProgramState
+from tfdist.replica.program_state import ProgramState
 from tfdist.run import from_config, recipe
 from tfdist.run.folder import RunFolder
 from tfdist.run.records import read_rows

@@ -1,7 +1,8 @@
 """What the steps of a model change besides their results, and how to restore it.
 
 That is variables, the random states of Python, NumPy and TensorFlow, and values that the user's
-functions read or set: attributes, global names, closures, containers, arrays and generators.
+functions read or set: attributes, global names, closures, containers, arrays and generators. So
+code that runs additionally, for a trial or a comparison, leaves no trace.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -22,6 +23,13 @@ import tensorflow as tf
 from tfdist.upstream import keras_model
 from tfdist.upstream.keras_optimizers import optimizers_of
 from tfdist.upstream.keras_variables import ShardedVariable, values_of
+from tfdist.upstream.tensorflow_random import (
+    RandomStates,
+    generator_state,
+    is_generator,
+    use_other_seeds,
+    watch,
+)
 from tfdist.upstream.tensorflow_runtime import random_state
 
 #: Packages whose code keeps no values of the user.
@@ -70,22 +78,8 @@ class ProgramState:
     """The state of a program between two steps."""
 
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
-        self._variables: dict[int, Any] = {}
-        self._restore: list[Callable[[], Any]] = []
-        self._seen: dict[int, Any] = {}
-        for one in participants(model):
-            if is_users(one):
-                self._note_user(one)
-        if (generator := keras_model.global_generator()) is not None:
-            self._note(generator)
-        for variable in variables:
-            self._note(variable)
-        self._values = [(v, v.read_value()) for v in self._variables.values()]
-        numpy_state = np.random.get_state()
-        self._restore += [
-            lambda: np.random.set_state(numpy_state),
-            keras_model.python_random_state(),
-        ]
+        self._python = PythonState(model, variables)
+        self._values = [(v, v.read_value()) for v in self._python.variables.values()]
         self._restore_tensorflow = random_state()
 
     def restore(self) -> None:
@@ -97,6 +91,64 @@ class ProgramState:
 
     def restore_python(self) -> None:
         """Restores what Python code changes, so that it runs in a step as in one that is traced."""
+        self._python.restore()
+
+
+@contextmanager
+def python_state_kept(model: keras.Model | None = None) -> Iterator[None]:
+    """Restores the state of Python, and the operation seeds of `tf.random`, after the block.
+
+    If the block creates weights, what may change with them stays: see `RandomStates.restore`.
+
+    Args:
+        model: The model whose code runs; None: the block creates weights.
+    """
+    states, state, num_weights = RandomStates.current(), None, -1
+    if model is not None:
+        state, num_weights = PythonState(model), len(model.variables)
+        use_other_seeds()
+    try:
+        yield
+    finally:
+        is_trial = model is not None and len(model.variables) == num_weights
+        states.restore(python=is_trial)
+        if state is not None and is_trial:
+            state.restore()
+
+
+def watch_program(model: keras.Model) -> None:
+    """Makes the user's generators and numbers in a model's steps a part of `RandomStates`."""
+    watch(filter(is_users, participants(model)), PythonState(model).generators)
+
+
+class PythonState:
+    """The values that the Python code of a model's steps may change.
+
+    Attributes:
+        variables: TensorFlow's variables among them, by ID.
+        generators: Generators of random numbers of NumPy and Python.
+    """
+
+    def __init__(self, model: keras.Model, variables: Sequence[Any] = ()) -> None:
+        self.variables: dict[int, Any] = {}
+        self.generators: list[Any] = []
+        self._restore: list[Callable[[], Any]] = []
+        self._seen: dict[int, Any] = {}
+        for one in participants(model):
+            if is_users(one):
+                self._note_user(one)
+        if (generator := keras_model.global_generator()) is not None:
+            self._note(generator)
+        for variable in variables:
+            self._note(variable)
+        numpy_state = np.random.get_state()
+        self._restore += [
+            lambda: np.random.set_state(numpy_state),
+            keras_model.python_random_state(),
+        ]
+
+    def restore(self) -> None:
+        """Restores everything but the variables."""
         for restore in self._restore:
             restore()
 
@@ -147,11 +199,15 @@ class ProgramState:
             self._note(value.state)
         elif isinstance(value, tf.Variable):
             if value.dtype != tf.string:
-                self._variables[id(value)] = value
+                self.variables[id(value)] = value
         elif isinstance(value, types.MethodType):
             self._note(value.__func__)
         elif isinstance(value, types.FunctionType):
             self._note_function(value)
+        elif is_generator(value):
+            self.generators.append(value)
+            set_state, state = generator_state(value)
+            self._restore.append(functools.partial(set_state, state))
         elif restore := _restores_in_place(value):
             self._restore.append(restore)
         if isinstance(value, (list, tuple, dict, set, collections.deque)):
@@ -206,13 +262,6 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 def _restores_in_place(value: Any) -> Callable[[], Any] | None:
     """Returns a function that gives a mutable value its current content again."""
-    if isinstance(value, np.random.Generator):
-        state = value.bit_generator.state
-        return lambda: setattr(value.bit_generator, "state", state)
-    if isinstance(value, np.random.RandomState):
-        return functools.partial(value.set_state, value.get_state())
-    if isinstance(value, random.Random):
-        return functools.partial(value.setstate, value.getstate())
     if isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES and value.flags.writeable:
         return functools.partial(np.copyto, value, value.copy())
     if isinstance(value, list):
@@ -221,9 +270,9 @@ def _restores_in_place(value: Any) -> Callable[[], Any] | None:
     if isinstance(value, (dict, set, collections.deque)):
         content: Any = copy.copy(value)
 
-        def restore() -> None:
+        def refill() -> None:
             value.clear()
             value.extend(content) if isinstance(value, collections.deque) else value.update(content)
 
-        return restore
+        return refill
     return None
