@@ -157,8 +157,7 @@ def chosen(names: Sequence[str], arguments: Sequence[str]) -> list[str]:
 
 def bytes_per_device(arguments: Sequence[str]) -> None:
     """Prints the megabytes of weights and optimizer state on each device after a step."""
-    dtypes, strategies = chosen(DTYPES, arguments), chosen(STRATEGIES, arguments)
-    for dtype, strategy in itertools.product(dtypes, strategies):
+    for dtype, strategy in itertools.product(*(chosen(c, arguments) for c in (DTYPES, STRATEGIES))):
         try:
             trainer = Trainer(functools.partial(llama, dtype), strategy=strategy, devices=2)
             trainer.fit(*rows(8), batch_size=2, verbose=0)
@@ -186,8 +185,7 @@ def sequences(arguments: Sequence[str]) -> None:
         for lengths in ((256, 512, 1024), (4096, 8192, 16384)):
             plans = [trainer.plan(*rows(length), batch_size=2) for length in lengths]
             planned = [max(device.activations for device in plan) / MB for plan in plans]
-            square, linear, fixed = np.polyfit(lengths, planned, 2)
-            longest = max(np.roots([square, linear, fixed - 1000]).real)
+            longest = max(np.roots(np.polyfit(lengths, planned, 2) - [0, 0, 1000]).real)
             cells += [" ".join(f"{one:.0f}" for one in planned), f"{longest:,.0f}"]
         print("|", name, "|", " | ".join(cells), "|", flush=True)
 

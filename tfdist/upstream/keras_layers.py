@@ -43,6 +43,8 @@ _KERAS_HUB_ATTENTION = {
     "QwenAttention", "QwenMoeAttention", "Qwen3Attention", "Qwen3MoeAttention", "Qwen3_5Attention",
     "SmolLM3Attention",
 }  # fmt: skip
+#: Methods that compute a mask of queries and keys, of Keras's attention and KerasHub's decoders.
+_MASKS = {"_compute_attention_mask", "_compute_self_attention_mask"}
 
 
 def row_by_row_functions() -> list[tuple[Any, str]]:
@@ -157,17 +159,15 @@ def operations_called_through(function: Callable[..., Any]) -> Iterator[None]:
         function: Has to call `call(operation, *args, **kwargs)`, Keras's own method. For a layer it
             is called twice, for `keras.Operation` and for `keras.Layer`.
     """
+
+    def through(operation: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(call, operation, *args, **kwargs)
+
     with ExitStack() as stack:
         for owner in (keras.Operation, keras.layers.Layer):
-            through = functools.partialmethod(_through, function, owner.__call__)
-            stack.enter_context(replaced(owner, "__call__", through))
+            new = functools.partialmethod(through, owner.__call__)
+            stack.enter_context(replaced(owner, "__call__", new))
         yield
-
-
-def _through(
-    operation: Any, function: Callable[..., Any], call: Any, *args: Any, **kwargs: Any
-) -> Any:
-    return function(call, operation, *args, **kwargs)
 
 
 def learned_weights(operation: keras.Operation) -> list[keras.Variable]:
@@ -193,9 +193,8 @@ def frozen_weights(model: keras.layers.Layer) -> list[keras.Variable]:
         variables = list(layer._trainable_variables)
         if getattr(layer, "quantization_mode", None) is not None:
             variables += layer._non_trainable_variables
-        weights |= {
-            id(v): v for v in variables if not v.trainable and not v.overwrite_with_gradient
-        }
+        frozen = (v for v in variables if not v.trainable and not v.overwrite_with_gradient)
+        weights |= {id(v): v for v in frozen}
     return list(weights.values())
 
 
@@ -284,6 +283,16 @@ def attention_computed_by(
         signature = inspect.signature(plain)
         return compute
 
+    def after_inputs(compute_mask: Callable[..., Any]) -> Callable[..., Any]:
+        def compute(*args: Any, **options: Any) -> Any:
+            # Masks depend on sizes alone: those of all layers would be made when a step starts.
+            with tf.control_dependencies([*filter(tf.is_tensor, (*args, *options.values()))]):
+                return compute_mask(*args, **options)
+
+        return compute
+
+    modules = [vars(m) for name, m in [*sys.modules.items()] if name.startswith("keras_hub.src")]
+    of_keras_hub = {v for module in modules for v in module.values() if inspect.isclass(v)}
     with ExitStack() as stack:
         plain = backend.nn.dot_product_attention
         new = functools.partial(function, plain)
@@ -291,11 +300,13 @@ def attention_computed_by(
         for owner, name in _DROPOUT_OF_ATTENTION.items():
             compute = without_dropout(name, owner._compute_attention)
             stack.enter_context(replaced(owner, "_compute_attention", compute))
-        names = [name for name in [*sys.modules] if name.startswith("keras_hub.src.models.")]
-        of_modules = (vars(sys.modules[name]) for name in names)
-        for owner in {m[name] for m in of_modules for name in _KERAS_HUB_ATTENTION & m.keys()}:
-            compute = _attention_by_rows(owner._compute_attention, function, applies)
-            stack.enter_context(replaced(owner, "_compute_attention", compute))
+        for layer in _DROPOUT_OF_ATTENTION.keys() | of_keras_hub:
+            for name in _MASKS & vars(layer).keys():
+                compute = after_inputs(vars(layer)[name])
+                stack.enter_context(replaced(layer, name, compute))
+            if layer.__name__ in _KERAS_HUB_ATTENTION:
+                compute = _attention_by_rows(vars(layer)["_compute_attention"], function, applies)
+                stack.enter_context(replaced(layer, "_compute_attention", compute))
         yield
 
 
@@ -379,15 +390,13 @@ def separate_segments(backbone: keras.Model) -> bool:
     """Makes decoder layers of KerasHub read their padding mask as the segments of packed rows.
 
     A position then attends to its own segment alone: the same number in the mask, 0 is padding.
-    `_compute_attention_mask` and `_compute_self_attention_mask`. Rotary positions are relative, so
-    that each segment gives what it gives alone.
+    Rotary positions are relative, so that each segment gives what it gives alone.
 
     Returns:
         Whether the backbone has such layers, and no absolute positions.
     """
     layers = flatten_layers(backbone)
-    names = ("_compute_attention_mask", "_compute_self_attention_mask")
-    masks = [(layer, name) for layer in layers for name in names if hasattr(layer, name)]
+    masks = [(x, name) for x in layers for name in _MASKS if hasattr(x, name)]
     masks = [(x, name) for x, name in masks if "cache" in str(inspect.signature(getattr(x, name)))]
     if any("PositionEmbedding" in type(layer).__name__ for layer in layers):
         return False

@@ -475,7 +475,8 @@ def _declares_outputs(graph: Functional, x: Any) -> bool:
     if not all(layer.built and _infers_output_shape(layer) for layer in flatten_layers(graph)):
         return False
     specs, inputs = keras.tree.flatten(x), keras.tree.flatten(graph.input)
-    if len(specs) > 1 and not _same_structure(x, graph.input):
+    one, other = (keras.tree.map_structure(lambda _: 0, nest) for nest in (x, graph.input))
+    if len(specs) > 1 and one != other:
         return False
     return len(specs) == len(inputs) and all(
         spec.dtype.name == declared.dtype
@@ -483,14 +484,6 @@ def _declares_outputs(graph: Functional, x: Any) -> bool:
         and declared.shape[0] in (None, spec.shape[0])
         for spec, declared in zip(specs, inputs, strict=True)
     )
-
-
-def _same_structure(one: Any, other: Any) -> bool:
-    try:
-        keras.tree.assert_same_structure(one, other)
-    except (ValueError, TypeError):
-        return False
-    return True
 
 
 def _infers_output_shape(layer: keras.layers.Layer) -> bool:
