@@ -155,7 +155,14 @@ def divide(claims: Sequence[Sequence[str]], share: bool) -> list[list[int]]:
     divided: list[list[int]] = []
     for rank, gpus in enumerate(claims):
         peers = users[gpus[0]] if gpus else [rank]
-        _check_same(gpus, users, peers, rank)
+        for gpu in gpus:
+            if users[gpu] != peers:
+                others = sorted({*users[gpu], *peers} - {rank})
+                raise ClusterError(
+                    f"Rank {rank} and rank {_format_ranks(others)} use different sets of GPUs that "
+                    f"overlap in {gpu}. Set the same {VISIBLE} for all workers of a host, which "
+                    "divide the GPUs, or assign distinct GPUs to each worker."
+                )
         reference = claims[peers[0]]
         each, number = len(reference) // len(peers), peers.index(rank)
         if len(peers) == 1:
@@ -173,19 +180,6 @@ def divide(claims: Sequence[Sequence[str]], share: bool) -> list[list[int]]:
             )
         divided.append([gpus.index(gpu) for gpu in chosen])
     return divided
-
-
-def _check_same(
-    gpus: Sequence[str], users: dict[str, list[int]], peers: list[int], rank: int
-) -> None:
-    for gpu in gpus:
-        if users[gpu] != peers:
-            others = sorted({*users[gpu], *peers} - {rank})
-            raise ClusterError(
-                f"Rank {rank} and rank {_format_ranks(others)} use different sets of GPUs that "
-                f"overlap in {gpu}. Set the same {VISIBLE} for all workers of a host, which divide "
-                "the GPUs, or assign distinct GPUs to each worker."
-            )
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:

@@ -370,7 +370,14 @@ def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Me
         ClusterError: mpi4py is missing or uses a different MPI than mpirun; or the GPUs cannot be
             divided.
     """
-    mpi = _usable_mpi(cluster)
+    try:
+        mpi = load_mpi()
+    except (ImportError, RuntimeError) as error:
+        raise ClusterError(
+            f"{cluster.source} does not provide the workers' addresses, and mpi4py, which "
+            f"exchanges them, is not usable ({' '.join(str(error).split())[:100]}). Run pip "
+            "install mpi4py, or set TF_CONFIG."
+        ) from None
     was_initialized = mpi.Is_initialized()
     if not was_initialized:
         mpi.Init()
@@ -393,17 +400,6 @@ def meet_over_mpi(cluster: Cluster, gpus: Sequence[str], share_gpus: bool) -> Me
     )
     divided = gpus_of_workers.divide([claim for _, _, claim in gathered], share_gpus)
     return Meeting(addresses, divided[cluster.rank])
-
-
-def _usable_mpi(cluster: Cluster) -> ModuleType:
-    try:
-        return load_mpi()
-    except (ImportError, RuntimeError) as error:
-        raise ClusterError(
-            f"{cluster.source} does not provide the workers' addresses, and mpi4py, which "
-            f"exchanges them, is not usable ({' '.join(str(error).split())[:100]}). Run pip "
-            "install mpi4py, or set TF_CONFIG."
-        ) from None
 
 
 def load_mpi() -> ModuleType:

@@ -155,8 +155,18 @@ def callback_states(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, 
     Keras's own callbacks are supported without these methods. A file that a callback appends to
     (CSVLogger's) is truncated to its length at the time of the checkpoint.
     """
-    by_name = {name: _state(callback) for name, callback in _named(callbacks)}
-    return {name: state for name, state in by_name.items() if state}
+    states = {}
+    for name, callback in _named(callbacks):
+        if hasattr(callback, "get_state"):
+            state = callback.get_state()
+        else:
+            state = keras_training.callback_state(callback)
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                path = Path(callback.filename)
+                state[_BYTES] = path.stat().st_size if path.exists() else 0
+        if state:
+            states[name] = state
+    return states
 
 
 def truncate_files(callbacks: Sequence[keras.callbacks.Callback], saved: dict[str, Any]) -> None:
@@ -182,16 +192,6 @@ def truncate(path: Path, num_bytes: int | None) -> None:
     """Truncates a file. Does nothing if it is missing or shorter."""
     if num_bytes is not None and path.exists() and path.stat().st_size > num_bytes:
         os.truncate(path, num_bytes)
-
-
-def _state(callback: keras.callbacks.Callback) -> Any:
-    if hasattr(callback, "get_state"):
-        return callback.get_state()
-    state = keras_training.callback_state(callback)
-    if isinstance(callback, keras.callbacks.CSVLogger):
-        path = Path(callback.filename)
-        state[_BYTES] = path.stat().st_size if path.exists() else 0
-    return state
 
 
 def _named(

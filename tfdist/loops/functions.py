@@ -345,7 +345,11 @@ class FullBatchMode:
         training = loop == "train"
         if self._strategy.num_replicas * (self._accumulate if training else 1) == 1:
             return None
-        if loop != "predict" and not _is_gatherable(data.element_spec):
+        # Replicas can exchange the rows of a batch of dense numbers only.
+        if loop != "predict" and not all(
+            spec is None or (isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string)
+            for spec in tf.nest.flatten(data.element_spec)
+        ):
             for name in ("compute_loss", "compute_metrics"):
                 if overrides(self._model, name):
                     rows = f"{name} gets strings, ragged or sparse tensors of all rows"
@@ -363,14 +367,6 @@ class FullBatchMode:
         if reason is not None and reason not in self._reasons.values():
             warnings.warn(full_batch_warning(reason), stacklevel=2)
         return reason
-
-
-def _is_gatherable(element_spec: Any) -> bool:
-    """Returns whether replicas can exchange the rows of a batch: dense numbers only."""
-    return all(
-        spec is None or (isinstance(spec, tf.TensorSpec) and spec.dtype != tf.string)
-        for spec in tf.nest.flatten(element_spec)
-    )
 
 
 def full_batch_warning(reason: str) -> str:

@@ -138,15 +138,14 @@ def _replaced() -> dict[signal.Signals, Any]:
     before = {}
     for number, default in usual.items():
         handler = signal.getsignal(number)
-        if handler in (default, _raise_once, _ignore) or _is_of_ray(handler):
+        # Ray's own handler only exits, before the training could save.
+        if (
+            handler in (default, _raise_once, _ignore)
+            or str(getattr(handler, "__module__", "")).partition(".")[0] == "ray"
+        ):
             before[number] = handler
             signal.signal(number, _note_interrupt if number == signal.SIGINT else _note_preemption)
     return before
-
-
-def _is_of_ray(handler: Any) -> bool:
-    """Returns whether Ray set a handler: its own only exits, before the training could save."""
-    return str(getattr(handler, "__module__", "")).partition(".")[0] == "ray"
 
 
 def _note_interrupt(number: int, frame: FrameType | None) -> None:

@@ -151,7 +151,13 @@ class Outputs:
         """Returns a function of many batches per call, if arrays can hold their outputs."""
 
         def predict(iterator: Iterator[Any], num_steps: int) -> tuple[LoopResult, LocalOutputs]:
-            if num_steps == 1 or not _fit_in_arrays(of_one.get_concrete_function(iterator)):
+            # Arrays hold dense outputs that differ only in their number of rows.
+            if num_steps == 1 or not all(
+                isinstance(output, tf.Tensor) and output.shape.rank and None not in output.shape[1:]
+                for output in keras.tree.flatten(
+                    of_one.get_concrete_function(iterator).structured_outputs[2]
+                )
+            ):
                 return one_by_one(iterator, num_steps)
             rows, checksum, outputs, counts = of_many(iterator, tf.constant(num_steps))
             result = LoopResult(num_steps, int(rows), 0.0, int(checksum))
@@ -204,14 +210,6 @@ class Outputs:
         if (graph := current_graph()) is not None:
             forget_gradients(graph)  # a prediction takes none
         return element.num_rows, element.checksum, outputs
-
-
-def _fit_in_arrays(function: Any) -> bool:
-    """Returns whether the outputs are dense tensors that differ only in their number of rows."""
-    return all(
-        isinstance(output, tf.Tensor) and output.shape.rank and None not in output.shape[1:]
-        for output in keras.tree.flatten(function.structured_outputs[2])
-    )
 
 
 def _outputs_of_many(

@@ -302,21 +302,18 @@ class ReplicaChecks(Observer):
         self._seconds += call.seconds
         ends = self._epoch.is_last and call.last_step + 1 == self._epoch.data.num_batches
         if ends or self._mode == "every-call" or self._seconds * _COST > self._cost:
-            self._compare(call.last_step + 1)
-
-    def _compare(self, step: int) -> None:
-        began = time.perf_counter()
-        groups = self._functions.variables().values()
-        different = first_difference([v for g in groups for v in g if v.dtype != "string"])
-        self._seconds, self._cost = 0.0, time.perf_counter() - began
-        if different is not None:
-            raise UnsupportedModelError(
-                f"{different.variable.path!r} differs between replicas of this process after step "
-                f"{step} of {self._epoch.name}, by up to {different.largest:.3g} on "
-                f"{different.device}. Code of the model or of its optimizer updates it differently "
-                "on each replica: it must not depend on Python state, devices, or random numbers "
-                "of its own."
-            )
+            began = time.perf_counter()
+            groups = self._functions.variables().values()
+            different = first_difference([v for g in groups for v in g if v.dtype != "string"])
+            self._seconds, self._cost = 0.0, time.perf_counter() - began
+            if different is not None:
+                raise UnsupportedModelError(
+                    f"{different.variable.path!r} differs between replicas of this process "
+                    f"after step {call.last_step + 1} of {self._epoch.name}, by up to "
+                    f"{different.largest:.3g} on {different.device}. Code of the model or of its "
+                    "optimizer updates it differently on each replica: it must not depend on "
+                    "Python state, devices, or random numbers of its own."
+                )
 
 
 def _settable(optimizer: keras.optimizers.Optimizer) -> list[str]:

@@ -283,7 +283,13 @@ def create(
             strategy does not train over processes, or these processes cannot form the mesh.
     """
     if meshes.is_keras(name):
-        mesh, devices, more = _from_keras(name, devices, mesh)
+        if devices is not None or mesh is not None:
+            raise ConfigurationError(
+                f"{name!r} already defines devices and a mesh. Remove devices= and mesh=."
+            )
+        mesh, names, more = meshes.from_keras(name)
+        # The devices of all processes have the same names, so each process uses its own.
+        devices = names if getattr(cluster.started_together(), "size", 1) == 1 else None
         name, options = None, options | more
     if mesh is not None:
         name, devices, options = _on_mesh(mesh, name, devices, options)
@@ -380,22 +386,6 @@ def _on_mesh(
         )
     given = {key: value for key, value in options.items() if key != "process_group"}
     return placed.strategy, names or placed.devices, given | dict(placed.options)
-
-
-def _from_keras(
-    distribution: Any,
-    devices: int | str | Sequence[str] | None,
-    mesh: str | Mapping[str, int] | meshes.Mesh | None,
-) -> tuple[meshes.Mesh, Sequence[str] | None, dict[str, Any]]:
-    """Returns mesh, devices and options for an object of `keras.distribution`."""
-    if devices is not None or mesh is not None:
-        raise ConfigurationError(
-            f"{distribution!r} already defines devices and a mesh. Remove devices= and mesh=."
-        )
-    parsed, names, options = meshes.from_keras(distribution)
-    # The devices of all processes have the same names, so each process uses its own.
-    num_processes = getattr(cluster.started_together(), "size", 1)
-    return parsed, names if num_processes == 1 else None, options
 
 
 def _made(strategy: Strategy | None, devices: int | str | Sequence[str] | None) -> Strategy:

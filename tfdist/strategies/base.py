@@ -83,18 +83,13 @@ class Strategy(ABC):
         self.exchange = exchange or GradientExchange()
         self.inexact: Mapping[str, str] = self.exchange.inexact()
         self.feed = feed or Feed(self.devices, self.group)
-        self._agree()
-
-    def _agree(self) -> None:
-        """Checks that the processes fit together and gives them one seed; all of them call it."""
-        group = self.group
-        if isinstance(group, LocalGroup):
+        if isinstance(self.group, LocalGroup):
             return
-        if group.size > 1:
-            with deadline.waiting(group.rank, group.size, group.silent):
-                agreement.check_same_count(group, len(self.devices), "devices", "devices")
-                agreement.synchronize_seed(group)
-        cluster.on_barrier(group.barrier)
+        if self.group.size > 1:  # all processes have as many devices, and one seed
+            with deadline.waiting(self.group.rank, self.group.size, self.group.silent):
+                agreement.check_same_count(self.group, len(self.devices), "devices", "devices")
+                agreement.synchronize_seed(self.group)
+        cluster.on_barrier(self.group.barrier)
 
     # ---- replicas ----
 

@@ -213,7 +213,12 @@ def checksum(batch: Batch, check_data: CheckData = "full") -> tf.Tensor:
     result = _hashed(result, others)
     if check_data == "sampled":
         first = _hashed(result, [leaf[:1] for leaf in _tensors(inputs) if leaf.shape.rank])
-        inputs = [_sample(leaf, first) for leaf in _tensors(inputs)]
+        samples = []
+        for leaf in _tensors(inputs):
+            flat = tf.reshape(leaf, [-1])
+            stride = tf.clip_by_value(tf.size(flat) // _MIN_SAMPLE, 1, _MAX_STRIDE)
+            samples.append(flat[tf.cast(first, tf.int32) % stride :: stride])
+        inputs = samples
     return _hashed(result, inputs)
 
 
@@ -224,13 +229,6 @@ def _hashed(result: tf.Tensor, structure: Any) -> tf.Tensor:
         data = tf.io.serialize_tensor(leaf)
         result = combined_checksum(result, tf.strings.to_hash_bucket_fast(data, _CHECKSUM_PRIME))
     return result
-
-
-def _sample(tensor: tf.Tensor, begin: tf.Tensor) -> tf.Tensor:
-    """Returns every n-th element, n up to 61, from a place on that follows from a number."""
-    flat = tf.reshape(tensor, [-1])
-    stride = tf.clip_by_value(tf.size(flat) // _MIN_SAMPLE, 1, _MAX_STRIDE)
-    return flat[tf.cast(begin, tf.int32) % stride :: stride]
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:

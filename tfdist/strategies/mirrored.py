@@ -56,7 +56,13 @@ class Mirrored(TFDistribute):
         self.reduction = _resolve(all_reduce, merge_on, names)
         # Always explicit: TensorFlow's default keeps collective keys for the whole process, so that
         # a second strategy object fails (tensorflow#62790).
-        operations = _cross_device_ops(self.reduction, merge_on, names)
+        if self.reduction == "nccl":
+            operations = tf.distribute.NcclAllReduce()
+        elif self.reduction == "hierarchical_copy":
+            operations = tf.distribute.HierarchicalCopyAllReduce()
+        else:
+            device = "CPU:0" if merge_on == "cpu" else names[0]
+            operations = tf.distribute.ReductionToOneDevice(reduce_to_device=f"/device:{device}")
         super().__init__(
             names, tf.distribute.MirroredStrategy(names, operations), prefetch_to_device
         )
@@ -94,14 +100,3 @@ def _resolve(all_reduce: str, merge_on: str, devices: Sequence[str]) -> str:
     if all_reduce != "auto":
         return all_reduce
     return "nccl" if len(gpus) > 1 and merge_on != "cpu" else "one_device"
-
-
-def _cross_device_ops(
-    reduction: str, merge_on: str, devices: Sequence[str]
-) -> tf.distribute.CrossDeviceOps:
-    if reduction == "nccl":
-        return tf.distribute.NcclAllReduce()
-    if reduction == "hierarchical_copy":
-        return tf.distribute.HierarchicalCopyAllReduce()
-    device = "CPU:0" if merge_on == "cpu" else devices[0]
-    return tf.distribute.ReductionToOneDevice(reduce_to_device=f"/device:{device}")

@@ -75,7 +75,13 @@ def sync(variables: Sequence[keras.Variable], devices: Sequence[str]) -> None:
             if device in by_device:
                 by_device[device].assign(value, read_value=False)
             else:
-                by_device[device] = _created(plain, value, device)
+                with tf.device(device):
+                    copy = tf.Variable(
+                        value, trainable=plain.trainable, name=keras_model.plain_name(plain)
+                    )
+                share_identity(copy, plain)
+                vars(copy)[_NAME] = {}
+                by_device[device] = copy
 
 
 def forget(variables: Sequence[keras.Variable]) -> None:
@@ -202,13 +208,3 @@ class FrequentSync:
             for device, copy in copies_of(variable.value).items():
                 with tf.device(device):
                     copy.assign(value, read_value=False)
-
-
-def _created(variable: tf.Variable, value: tf.Tensor, device: str) -> tf.Variable:
-    with tf.device(device):
-        copy = tf.Variable(
-            value, trainable=variable.trainable, name=keras_model.plain_name(variable)
-        )
-    share_identity(copy, variable)
-    vars(copy)[_NAME] = {}
-    return copy

@@ -82,7 +82,11 @@ class TFDistribute(Strategy):
         return results
 
     def local_results(self, results: Any) -> list[Any]:
-        by_replica = [self.tf_strategy.experimental_local_results(r) for r in _leaves(results)]
+        # A per-replica value, itself a composite tensor, is one leaf.
+        by_replica = [
+            self.tf_strategy.experimental_local_results(r)
+            for r in tf.nest.flatten(results, expand_composites=False)
+        ]
         # An object that all replicas share is returned once.
         return [
             tf.nest.pack_sequence_as(results, [leaf[i if leaf[1:] else 0] for leaf in by_replica])
@@ -134,8 +138,3 @@ class TFDistribute(Strategy):
             return stopped, lambda *upstream: self._exchange(context, [*upstream])
 
         return tf.nest.flatten(summed(*packed))
-
-
-def _leaves(structure: Any) -> list[Any]:
-    """Returns the leaves; a per-replica value, itself a composite tensor, is one leaf."""
-    return tf.nest.flatten(structure, expand_composites=False)

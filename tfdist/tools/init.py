@@ -50,7 +50,17 @@ def _answers() -> tuple[dict[str, Any], list[str]]:
     devices = _ask("Devices per process (all, or a number)", "all", _devices)
     several = workers * len(hosts or "-") > 1
     default = "multi_worker" if several else "one_device" if devices == 1 else "mirrored"
-    suitable = _suitable(several, bool(hosts), devices)
+    # Strategies for this number of processes, hosts and devices.
+    single_device = ("one_device", "horovod") if devices > 1 else ()
+    suitable = [
+        name
+        for name, declared in STRATEGIES.items()
+        if name not in single_device
+        and not (several and devices > 1 and declared.by_horovod and declared.min_devices == 1)
+        and not 0 < devices < declared.min_devices
+        and (declared.supports_processes or not several)
+        and not (declared.asynchronous and hosts)
+    ]
     strategy = Prompt.ask("Strategy", choices=suitable, default=default)
     fields = {"recipe": name, "strategy": strategy}
     servers = several and STRATEGIES[strategy].asynchronous
@@ -63,20 +73,6 @@ def _answers() -> tuple[dict[str, Any], list[str]]:
     if hosts:
         flags = ["--hosts", ",".join(f"{host}:{workers}" for host in hosts)]
     return fields, flags + (["--num-ps", "1"] if servers else [])
-
-
-def _suitable(several: bool, hosts: bool, devices: int) -> list[str]:
-    """Returns the strategies for a number of processes, hosts and devices."""
-    single_device = ("one_device", "horovod") if devices > 1 else ()
-    return [
-        name
-        for name, declared in STRATEGIES.items()
-        if name not in single_device
-        and not (several and devices > 1 and declared.by_horovod and declared.min_devices == 1)
-        and not 0 < devices < declared.min_devices
-        and (declared.supports_processes or not several)
-        and not (declared.asynchronous and hosts)
-    ]
 
 
 def _ask(question: str, default: str, check: Callable[[str], Any]) -> Any:

@@ -74,7 +74,9 @@ def decide(environ: Environ) -> Cluster:
     """
     applicable = readings(environ)
     if not applicable:
-        texts = (*_allocations(environ), *_hint_texts(environ, applicable))
+        schedulers = [scheduler for name, scheduler in _ALLOCATIONS.items() if name in environ]
+        allocations = [f"{one}: batch script or shell, one process" for one in schedulers]
+        texts = (*allocations, *_hint_texts(environ, applicable))
         return Cluster("one process", rank=0, size=1, environments=texts)
     first, *others = applicable
     for other in others:
@@ -138,7 +140,13 @@ def _hint_texts(environ: Environ, applicable: Sequence[Reading]) -> tuple[str, .
 def _unexplained(environ: Environ, applicable: Sequence[Reading]) -> list[Hint]:
     """Returns the hints at more processes or hosts than the environments have."""
     if not applicable:
-        return list(_hints(environ)) or list(_indices(environ))
+        # Variables that number processes may also belong to independent ones.
+        indices = [
+            Hint(name, f"{text} ({name}={environ[name]})")
+            for name, text in _INDICES.items()
+            if environ.get(name, "").isdigit()
+        ]
+        return list(_hints(environ)) or indices
     cluster = applicable[0].cluster
     on_one_host = cluster.local_size == cluster.size
     # Other variables of an environment that was read are no news.
@@ -220,20 +228,6 @@ def _hints(environ: Environ) -> Iterator[Hint]:
                 yield Hint(name, f"{name}={value.strip()}", int(high or low), is_hosts)
     if "DET_ALLOCATION_ID" in environ and (number := _num_containers()) > 1:
         yield Hint("DET_ALLOCATION_ID", f"Determined started {number} containers", number, True)
-
-
-def _indices(environ: Environ) -> Iterator[Hint]:
-    """Yields the variables that number processes. They may also belong to independent ones."""
-    for name, text in _INDICES.items():
-        if environ.get(name, "").isdigit():
-            yield Hint(name, f"{text} ({name}={environ[name]})")
-
-
-def _allocations(environ: Environ) -> Iterator[str]:
-    """Yields a text about each scheduler whose script or shell this process belongs to."""
-    for name, scheduler in _ALLOCATIONS.items():
-        if name in environ:
-            yield f"{scheduler}: batch script or shell, one process"
 
 
 def _distinct_lines(path: str) -> int:

@@ -50,7 +50,12 @@ class Slurm:
                 f"Slurm: {size} tasks, but the tasks per node are {tasks or 'unknown'!r} on nodes "
                 f"{nodes or 'unknown'!r}. Start the workers with srun."
             )
-        host_of = _hosts_of_tasks(hosts, counts, environ.get("SLURM_DISTRIBUTION", ""))
+        slots = [
+            (host, turn) for host, count in zip(hosts, counts, strict=True) for turn in range(count)
+        ]
+        if environ.get("SLURM_DISTRIBUTION", "").startswith("cyclic"):
+            slots.sort(key=lambda slot: slot[1])  # round-robin over the nodes
+        host_of = [host for host, _ in slots]
         expected = host_of[min(rank, size - 1)]
         here = environ.get("SLURMD_NODENAME", expected)
         if here != expected:
@@ -62,24 +67,14 @@ class Slurm:
         step = environ.get("SLURM_STEP_ID", "0")
         job = number(environ, "SLURM_JOB_ID", 0)
         offset = (job * 16 + (int(step) if step.isdigit() else 0)) * _PORTS_PER_STEP
-        addresses = _addresses(host_of, _FIRST_PORT + offset % (_LAST_PORT - _FIRST_PORT))
+        # Tasks on one host have consecutive ports.
+        used: dict[str, Iterator[int]] = {
+            host: itertools.count(_FIRST_PORT + offset % (_LAST_PORT - _FIRST_PORT))
+            for host in host_of
+        }
+        addresses = tuple(joined(host, next(used[host])) for host in host_of)
         local = local_rank_and_size(addresses, rank) if rank < size else (0, 1)
         return Cluster(self.name, rank, size, *local, addresses)
-
-
-def _hosts_of_tasks(hosts: list[str], counts: list[int], distribution: str) -> list[str]:
-    slots = [
-        (host, turn) for host, count in zip(hosts, counts, strict=True) for turn in range(count)
-    ]
-    if distribution.startswith("cyclic"):
-        slots.sort(key=lambda slot: slot[1])  # round-robin over the nodes
-    return [host for host, _ in slots]
-
-
-def _addresses(hosts: list[str], port: int) -> tuple[str, ...]:
-    """Returns an address for each task; tasks on one host have consecutive ports."""
-    used: dict[str, Iterator[int]] = {host: itertools.count(port) for host in hosts}
-    return tuple(joined(host, next(used[host])) for host in hosts)
 
 
 def is_interactive(environ: Environ) -> bool:

@@ -208,8 +208,40 @@ def _worker_range(text: str) -> tuple[int, int]:
 def _parser() -> argparse.ArgumentParser:
     flags = _Parser(prog=PROGRAM, usage=_USAGE, description=_DESCRIPTION, allow_abbrev=False)
     _add_process_flags(flags.add_argument_group("Processes").add_argument)
-    _add_failure_flags(flags.add_argument_group("Failures and preemptions").add_argument)
-    _add_print_flags(flags.add_argument_group("Print instead of starting").add_argument)
+    add = flags.add_argument_group("Failures and preemptions").add_argument
+    add(
+        "--grace",
+        type=_positive_int,
+        default=15,
+        metavar="SECONDS",
+        help="time to save and exit after Ctrl-C or a preemption (15)",
+    )
+    add(
+        "--max-restarts",
+        type=_non_negative_int,
+        default=0,
+        metavar="N",
+        help="restart all workers from the newest checkpoint after a failure, up to N times (0)",
+    )
+    add(
+        "--elastic",
+        type=_worker_range,
+        metavar="MIN:MAX",
+        help="continue with fewer workers if one keeps failing; the global batch stays the same",
+    )
+    add = flags.add_argument_group("Print instead of starting").add_argument
+    add("--dry-run", action="store_true", help="print the commands and their environment variables")
+    add("--print-slurm", action="store_true", help="print a script for sbatch")
+    add(
+        "--print-k8s",
+        nargs="?",
+        const="auto",
+        choices=("auto", "tfjob", "mpijob", "trainjob", "rayjob"),
+        help="print a Kubernetes manifest; auto: rayjob for --via ray, mpijob for --strategy "
+        "horovod or --via mpirun, else tfjob",
+    )
+    add("--name", default=_NAME, metavar="NAME", help=f"name of the job ({_NAME})")
+    add("--image", metavar="IMAGE", help="container image of the pods (a placeholder)")
     return flags
 
 
@@ -278,44 +310,6 @@ def _add_process_flags(add: Callable[..., Any]) -> None:
     )
 
 
-def _add_failure_flags(add: Callable[..., Any]) -> None:
-    add(
-        "--grace",
-        type=_positive_int,
-        default=15,
-        metavar="SECONDS",
-        help="time to save and exit after Ctrl-C or a preemption (15)",
-    )
-    add(
-        "--max-restarts",
-        type=_non_negative_int,
-        default=0,
-        metavar="N",
-        help="restart all workers from the newest checkpoint after a failure, up to N times (0)",
-    )
-    add(
-        "--elastic",
-        type=_worker_range,
-        metavar="MIN:MAX",
-        help="continue with fewer workers if one keeps failing; the global batch stays the same",
-    )
-
-
-def _add_print_flags(add: Callable[..., Any]) -> None:
-    add("--dry-run", action="store_true", help="print the commands and their environment variables")
-    add("--print-slurm", action="store_true", help="print a script for sbatch")
-    add(
-        "--print-k8s",
-        nargs="?",
-        const="auto",
-        choices=("auto", "tfjob", "mpijob", "trainjob", "rayjob"),
-        help="print a Kubernetes manifest; auto: rayjob for --via ray, mpijob for --strategy "
-        "horovod or --via mpirun, else tfjob",
-    )
-    add("--name", default=_NAME, metavar="NAME", help=f"name of the job ({_NAME})")
-    add("--image", metavar="IMAGE", help="container image of the pods (a placeholder)")
-
-
 def _check(options: Options) -> None:
     """Refuses flags that contradict each other or would have no effect."""
     slots = sum(options.hosts.values())
@@ -338,13 +332,7 @@ def _check(options: Options) -> None:
             f"--gpus-per-worker {options.gpus_per_worker} with --num-ps: a worker of parameter "
             "servers uses one GPU. Use --gpus-per-worker 1, and one worker per GPU."
         )
-    _check_names(options)
-    _check_restarts(options)
-    _check_effect(options)
-
-
-def _check_names(options: Options) -> None:
-    """Refuses names that are not safe to write into a script or manifest."""
+    # Names are written into scripts and manifests.
     if not _JOB_NAME.fullmatch(options.name) or (
         options.print_k8s and not _KUBERNETES_NAME.fullmatch(options.name)
     ):
@@ -357,6 +345,8 @@ def _check_names(options: Options) -> None:
             f"--image {options.image!r}: expected the name of an image, as in "
             "registry.example.com/team/tfdist:1.0."
         )
+    _check_restarts(options)
+    _check_effect(options)
 
 
 def _check_restarts(options: Options) -> None:

@@ -95,21 +95,18 @@ class Relay:
     def _relay(self, pipe: IO[bytes], is_error: bool) -> None:
         try:
             for raw in pipe:
-                self._relay_line(raw, is_error)
+                # A progress bar rewrites its line after a carriage return. Keep its last state.
+                line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+                if is_error and _NOISE.match(line):
+                    continue
+                if is_error:
+                    self._errors.append(line)
+                self._num_lines += 1
+                self._show(line, is_error)
         except Exception as error:
             threads.fail(error)
             for _ in pipe:  # a process blocks while its pipe is full
                 pass
-
-    def _relay_line(self, raw: bytes, is_error: bool) -> None:
-        # A progress bar rewrites its line after a carriage return. Keep only its last state.
-        line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-        if is_error:
-            if _NOISE.match(line):
-                return
-            self._errors.append(line)
-        self._num_lines += 1
-        self._show(line, is_error)
 
     def _show(self, line: str, is_error: bool) -> None:
         stream = self._err if is_error else self._out

@@ -238,7 +238,15 @@ class Children:
             if kind is KeyboardInterrupt:
                 self._end(signal.SIGINT, self._grace)
             if isinstance(error, SignalledError):
-                self._preempt(error)
+                # Forward a preemption to the process that stops the others, or to all processes.
+                chiefs = [child for child in self._children if child.process.ends_run]
+                for child in chiefs or self._children:
+                    child.signal(child.process.preempt_by or error.number)
+                self._wait_for_all(self._grace, chiefs)
+                # The others do not know whether it could save.
+                chief = (chiefs or self._children)[0]
+                if not chief.running and chief.code == REQUEUE:
+                    error.code = REQUEUE
             self._end(signal.SIGTERM, self._termination)
         finally:  # a second Ctrl-C skips the waiting
             self._end(signal.SIGKILL, _TERMINATION_SECONDS)
@@ -265,7 +273,16 @@ class Children:
                 if time.monotonic() >= deadline:
                     return None
                 if self.ended and self._waiting_folder:
-                    self._check_waiting()
+                    # Does a worker wait, since the last check, for one that has ended?
+                    before, self._waiting = self._waiting, waiting_ranks(self._waiting_folder)
+                    names = {child.process.name for child in self._children if child.running}
+                    if stuck := sorted(names & before & self._waiting, key=int):
+                        raise LaunchError(
+                            f"rank {', '.join(self.ended)} ended with exit code 0 before all "
+                            f"workers had connected, and rank {', '.join(stuck)} waited for it. "
+                            "Run the same script on all ranks, and create the strategy or the "
+                            "Trainer on each of them."
+                        )
                 continue
             if child.code and self._restart(child):
                 continue
@@ -319,17 +336,6 @@ class Children:
         outputs = {child.process.name: child.failure().error_output for child in self._children}
         return "\n".join(f"{name}: {text}" for name, text in outputs.items() if text)
 
-    def _check_waiting(self) -> None:
-        """Raises an error if a worker waits, since the last check, for one that has ended."""
-        before, self._waiting = self._waiting, waiting_ranks(self._waiting_folder)
-        names = {child.process.name for child in self._children if child.running}
-        if stuck := sorted(names & before & self._waiting, key=int):
-            raise LaunchError(
-                f"rank {', '.join(self.ended)} ended with exit code 0 before all workers had "
-                f"connected, and rank {', '.join(stuck)} waited for it. Run the same script on all "
-                "ranks, and create the strategy or the Trainer on each of them."
-            )
-
     def _restart(self, child: Child) -> bool:
         """Restarts a single failed process, if possible, and returns whether it was restarted."""
         if not child.process.restartable or not self._restarts.allow(child.failure()):
@@ -342,16 +348,6 @@ class Children:
         self._wait_for_all(self._grace)
         ended = [child for child in self._children if not child.running]
         return next((child for child in ended if child.code not in (0, REQUEUE)), first)
-
-    def _preempt(self, received: SignalledError) -> None:
-        """Forwards a preemption to the process that stops the others, or to all processes."""
-        chiefs = [child for child in self._children if child.process.ends_run]
-        for child in chiefs or self._children:
-            child.signal(child.process.preempt_by or received.number)
-        self._wait_for_all(self._grace, chiefs)
-        chief = (chiefs or self._children)[0]  # the others do not know whether it could save
-        if not chief.running and chief.code == REQUEUE:
-            received.code = REQUEUE
 
     def _end(self, number: int, seconds: float) -> None:
         for child in self._children:

@@ -101,7 +101,30 @@ class WorkerPool:
             return
         folder = folders.sockets()
         with self._stopping_on_error("the workers did not start"), folder as name:
-            self._start(str(Path(name, "pool")))
+            address = str(Path(name, "pool"))
+            deadline = time.monotonic() + _START_SECONDS
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(address)  # in a folder that only this user can access
+                listener.listen()
+                listener.settimeout(_POLL_SECONDS)
+                command = [sys.executable, "-P", pool_worker.__file__, address]
+                started = processes.started(
+                    self._processes(command),
+                    grace=_GRACE_SECONDS,
+                    streams=self._streams,
+                    environ={**self._environ, **secret_environ()},
+                )
+                self._group = self._running.enter_context(started)
+                while len(self._connections) < self.num_workers:
+                    self._connections.append(self._accept(listener, deadline))
+            for connection in self._connections:
+                connection.send(sys.path)
+                connection.send(self._task)
+            ready = _receive(self._connections, deadline - time.monotonic())
+            pairs = zip(ready, self._connections, strict=True)
+            by_rank = dict(sorted(pairs, key=lambda pair: pair[0]))
+            self._connections = list(by_rank.values())
+            self.processes = [psutil.Process(process_id) for _, process_id in by_rank]
         self._pause()
 
     def ask(self, *request: Any) -> list[Any]:
@@ -137,32 +160,6 @@ class WorkerPool:
     def stop(self) -> None:
         """Terminates the workers."""
         self.__exit__(None, None, None)
-
-    def _start(self, address: str) -> None:
-        deadline = time.monotonic() + _START_SECONDS
-        with socket.socket(
-            socket.AF_UNIX
-        ) as listener:  # in a folder that only this user can access
-            listener.bind(address)
-            listener.listen()
-            listener.settimeout(_POLL_SECONDS)
-            command = [sys.executable, "-P", pool_worker.__file__, address]
-            started = processes.started(
-                self._processes(command),
-                grace=_GRACE_SECONDS,
-                streams=self._streams,
-                environ={**self._environ, **secret_environ()},
-            )
-            self._group = self._running.enter_context(started)
-            while len(self._connections) < self.num_workers:
-                self._connections.append(self._accept(listener, deadline))
-        for connection in self._connections:
-            connection.send(sys.path)
-            connection.send(self._task)
-        ready = _receive(self._connections, deadline - time.monotonic())
-        by_rank = dict(sorted(zip(ready, self._connections, strict=True), key=lambda item: item[0]))
-        self._connections = list(by_rank.values())
-        self.processes = [psutil.Process(process_id) for _, process_id in by_rank]
 
     def _processes(self, command: Sequence[str]) -> list[Process]:
         if not self._via:

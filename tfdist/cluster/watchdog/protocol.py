@@ -133,7 +133,12 @@ class Coordinator:
 
     async def run(self) -> None:
         """Serves the workers and evaluates their reports, forever."""
-        _allow_connections(self._size)
+        # Each worker's connection is an open file.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        required = self._size + 1024
+        if soft != resource.RLIM_INFINITY and soft < required:
+            limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
         loop = asyncio.get_running_loop()
         async with await loop.create_server(
             lambda: _FromWorker(self), sock=self._listener, backlog=_BACKLOG
@@ -265,7 +270,12 @@ class _FromWorker(_Lines):
         self._coordinator.received += len(line)
         message = self._session.verify(line)
         if self._rank < 0:
-            self._rank, message = self._hello(message)
+            size = len(self._coordinator._reports)
+            if not (isinstance(message, dict) and isinstance(message.get("rank"), int)):
+                raise ValueError("no first message")
+            if not 0 < message["rank"] < size:
+                raise ValueError(f"rank {message['rank']} of {size}")
+            self._rank, message = message["rank"], message.get("report")
             self._coordinator.connected(self._rank, self)
         self._coordinator.take(self._rank, Report.from_message(self._rank, message))
         self.send(self._coordinator.answer(self._rank))
@@ -285,15 +295,6 @@ class _FromWorker(_Lines):
         del error
         if self._rank >= 0:
             self._coordinator.disconnected(self._rank, self)
-
-    def _hello(self, message: Any) -> tuple[int, Any]:
-        """Returns rank and report of the first message."""
-        size = len(self._coordinator._reports)
-        if not (isinstance(message, dict) and isinstance(message.get("rank"), int)):
-            raise ValueError("no first message")
-        if not 0 < message["rank"] < size:
-            raise ValueError(f"rank {message['rank']} of {size}")
-        return message["rank"], message.get("report")
 
     def _close_unauthenticated(self) -> None:
         if self._rank < 0:
@@ -466,12 +467,3 @@ class _ToRank0(_Lines):
 
 def _identity(connection: _ToRank0) -> _ToRank0:
     return connection
-
-
-def _allow_connections(size: int) -> None:
-    """Raises the limit of open files, for one connection per worker."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    required = size + 1024
-    if soft != resource.RLIM_INFINITY and soft < required:
-        limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

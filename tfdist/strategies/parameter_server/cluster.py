@@ -50,7 +50,18 @@ def find_tasks(cluster: Cluster, devices: Any, num_servers: Any) -> dict[str, li
             f"workers and {len(cluster.ps)} servers. Remove them."
         )
     if cluster.ps:
-        return _join(cluster)
+        # This process runs its task, and goes on if it is the chief.
+        tasks = cluster.tasks()
+        if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
+            raise ClusterError(
+                f"{cluster.source} names no task {missing[0]!r}: parameter_server needs a chief "
+                "that runs the script, workers and ps."
+            )
+        if cluster.task in ("worker", "ps"):
+            serve(cluster)
+        if cluster.task != "chief":  # the chief evaluates
+            raise SystemExit(0)
+        return tasks
     if cluster.size > 1:
         raise ClusterError(
             f"{cluster.source} starts {cluster.size} workers that do the same, but "
@@ -68,21 +79,6 @@ def _number(option: str, value: Any, default: int) -> int:
             f"{option}={value!r}: expected how many to start in this process, 1 or more."
         )
     return value
-
-
-def _join(cluster: Cluster) -> dict[str, list[str]]:
-    """Runs this process's task, and returns the cluster's addresses if it is the chief."""
-    tasks = cluster.tasks()
-    if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
-        raise ClusterError(
-            f"{cluster.source} names no task {missing[0]!r}: parameter_server needs a chief that "
-            "runs the script, workers and ps."
-        )
-    if cluster.task in ("worker", "ps"):
-        serve(cluster)
-    if cluster.task != "chief":  # the chief evaluates
-        raise SystemExit(0)
-    return tasks
 
 
 def connect(tasks: dict[str, list[str]]) -> tf.distribute.ParameterServerStrategy:
@@ -154,7 +150,12 @@ def serve(cluster: Cluster) -> None:
     server = tf.distribute.Server(cluster.tasks(), cluster.task, cluster.index, "grpc", options)
     (chief,) = cluster.tasks()["chief"]
     _wait_for([chief])
-    preempted = _noted(signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    # From here on, signals that end a process are only noted, except for ignored ones.
+    preempted: list[int] = []
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda received, _: preempted.append(received))
     silent_since = time.monotonic()
     while time.monotonic() < silent_since + CHIEF_GONE_SECONDS:
         if _answers(chief):
@@ -180,16 +181,6 @@ def server_options(cluster: Cluster, num_gpus: int) -> tf.compat.v1.ConfigProto:
         device_count={"GPU": 1},
         gpu_options=tf.compat.v1.GPUOptions(allow_growth=True, visible_device_list=str(gpu)),
     )
-
-
-def _noted(*numbers: signal.Signals) -> list[int]:
-    """Makes signals only append to the list that is returned, except for ignored ones."""
-    noted: list[int] = []
-    if threading.current_thread() is threading.main_thread():
-        for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, lambda received, _: noted.append(received))
-    return noted
 
 
 @counted()

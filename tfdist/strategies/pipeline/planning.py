@@ -62,21 +62,16 @@ class StagePlanner:
         before = self._known.get(model)
         if before is not None and [*map(id, before.operations)] == [*map(id, operations)]:
             return before
-        stages = into_stages(model, self.num_stages, self.cut_at, self._costs(model, operations))
+        costs = None  # the number of parameters
+        if self.balance != "parameters":
+            held = _held_bytes_by_call(model, operations, self.balance_rows)
+            in_memory = micro_batches_in_memory(
+                self.num_stages, self.micro_batches, self.order, self.num_devices
+            )
+            costs = [[call.weights + num * call.activations for call in held] for num in in_memory]
+        stages = into_stages(model, self.num_stages, self.cut_at, costs)
         self._known[model] = stages
         return stages
-
-    def _costs(
-        self, model: keras.Model, operations: Sequence[keras.Operation]
-    ) -> list[list[float]] | None:
-        """Returns for each stage the cost of every call; None: the number of parameters."""
-        if self.balance == "parameters":
-            return None
-        held = _held_bytes_by_call(model, operations, self.balance_rows)
-        in_memory = micro_batches_in_memory(
-            self.num_stages, self.micro_batches, self.order, self.num_devices
-        )
-        return [[call.weights + num * call.activations for call in held] for num in in_memory]
 
 
 # ---- options ----

@@ -114,7 +114,19 @@ def into_stages(
             allowed = cut_places(len(operations), [span[:2] for span in spans])
             if len(allowed) >= num_stages - 1:
                 break
-        _check_enough_places(operations, num_stages, allowed, shared)
+        else:
+            why = f"it has {len(operations)} calls of layers"
+            if shared:
+                names = sorted({name for _, _, name in shared})
+                more = f" and {len(names) - 3} more" if names[3:] else ""
+                first = ", ".join(names[:3])
+                why += f", and calls that share state stay in one stage: {first}{more}"
+            most = len(allowed) + 1
+            cure = f"use stages={most}" if allowed else "use strategy 'sharded' or 'mirrored'"
+            raise UnsupportedModelError(
+                f"The model can be split into {most} stages at most, not {num_stages}: {why}; "
+                f"{cure}."
+            )
         costs_by_stage = costs or [_num_elements(operations)] * num_stages
         where = balanced_cuts(costs_by_stage, allowed)
     numbers = [bisect.bisect_right(where, index) for index in range(len(operations))]
@@ -247,26 +259,6 @@ def balanced_cuts(costs: Sequence[Sequence[float]], allowed: Sequence[int]) -> l
             for i in range(len(ends))
         ]
     return best[-1][1]
-
-
-def _check_enough_places(
-    operations: Sequence[keras.Operation],
-    num_stages: int,
-    allowed: Sequence[int],
-    shared: Sequence[tuple[int, int, str]],
-) -> None:
-    if len(allowed) >= num_stages - 1:
-        return
-    why = f"it has {len(operations)} calls of layers"
-    if shared:
-        names = sorted({name for _, _, name in shared})
-        more = f" and {len(names) - 3} more" if names[3:] else ""
-        why += f", and calls that share state stay in one stage: {', '.join(names[:3])}{more}"
-    cure = f"use stages={len(allowed) + 1}" if allowed else "use strategy 'sharded' or 'mirrored'"
-    raise UnsupportedModelError(
-        f"The model can be split into {len(allowed) + 1} stages at most, not {num_stages}: {why}; "
-        f"{cure}."
-    )
 
 
 def _place_after(

@@ -75,7 +75,8 @@ class Tracing:
         args, kwargs = keras.tree.map_structure(
             lambda leaf: self._entering(number, stage, leaf), (args, kwargs)
         )
-        self._inside[number] = None if _is_rematerialized(operation) else stage
+        parts = flatten_layers(operation) if isinstance(operation, keras.layers.Layer) else []
+        self._inside[number] = None if any(map(is_in_remat_scope, parts)) else stage
         try:
             with tf.device(self._devices[stage]):
                 outputs = plain(operation, *args, **kwargs)
@@ -188,11 +189,6 @@ class Tracing:
             gate = tf.identity(tensor)
         self._order.begins(pass_, gate)
         return gate
-
-
-def _is_rematerialized(operation: keras.Operation) -> bool:
-    is_layer = isinstance(operation, keras.layers.Layer)
-    return is_layer and any(map(is_in_remat_scope, flatten_layers(operation)))
 
 
 @contextmanager

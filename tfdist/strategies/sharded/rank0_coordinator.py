@@ -127,24 +127,20 @@ class Rank0Coordinator:
         self, number: int | str, part: tf.Variable | tf.Tensor, sizes: Sequence[int]
     ) -> tf.Tensor:
         """Returns all elements of a variable; called by all processes, also in a graph."""
-        name = f"tfdist_join_{number}_{self._num_before(number)}"
+        count = 0
+        if not tf.executing_eagerly():
+            # The gathers of a variable in a graph may run concurrently. Those in other loops count,
+            # too: TensorFlow starts a loop before the one ahead has ended.
+            joins = self._joins.setdefault(outermost_graph(), collections.Counter())
+            joins[number] += 1
+            count = joins[number]
+        name = f"tfdist_join_{number}_{count}"
         whole = self.group.all_gather(tf.identity(part), sizes, name)
         if not tf.executing_eagerly():
             # Where only one process's rows count, the graphs of the others do not use the elements,
             # and would leave the exchange out.
             read_by_host(whole)
         return whole
-
-    def _num_before(self, number: int | str) -> int:
-        """Counts the gathers of a variable in the graph that is traced; they may run concurrently.
-
-        Those in other loops count, too: TensorFlow starts a loop before the one ahead has ended.
-        """
-        if tf.executing_eagerly():
-            return 0
-        joins = self._joins.setdefault(outermost_graph(), collections.Counter())
-        joins[number] += 1
-        return joins[number]
 
     def _follow(self, own: _Request) -> None:
         """Waits until rank 0 does what this process does."""

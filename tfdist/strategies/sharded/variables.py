@@ -157,29 +157,27 @@ class ShardedVariables(VariableLayout):
         for slot, weight in (pair for optimizer in plain for pair in slots_of(optimizer)):
             slots.setdefault(id(weight), []).append(slot)
         for weight in [*planned.cut, *planned.frozen]:
-            self._cut(weight, slots.get(id(weight), []))
+            if not isinstance(weight, ShardedVariable):
+                self._divide(weight, self.copies_weights)
+            for slot in slots.get(id(weight), []):
+                if not isinstance(slot, ShardedVariable) and slot.shape == weight.shape:
+                    self._divide(slot, keep_whole=False)
         for weight, owner in planned.homes:
             self.keep_whole(weight, slots.get(id(weight), []), owner)
         of_cut = [slot for weight in planned.cut for slot in slots.get(id(weight), [])]
-        self._unite_others(model.variables, [*planned.cut, *planned.frozen, *of_cut])
+        # What `making_weights` has sharded and the plan does not name becomes whole. Variables of
+        # other models stay sharded over processes, which discard them at other times.
+        kept = set(map(id, [*planned.cut, *planned.frozen, *of_cut]))
+        of_model = set(map(id, model.variables))
+        self._unite_new(
+            lambda one: id(one) not in kept and (one.division.has_all or id(one) in of_model)
+        )
         read_own_kernels_outside_of_xla(model)
         for optimizer in plain if planned.cut else ():
             refuse_elsewhere(optimizer, keras_variables.ELSEWHERE)
         if self.copies_weights:
             self.sync_copies(model.variables)
         gc.collect()  # cycles may hold the full values, and Python frees them at any time
-
-    def _unite_others(
-        self, variables: Sequence[keras.Variable], planned: Sequence[keras.Variable]
-    ) -> None:
-        """Makes variables whole that `making_weights` has sharded and the plan does not name.
-
-        Variables of other models remain sharded over processes, which discard them at other times.
-        """
-        kept, of_model = set(map(id, planned)), set(map(id, variables))
-        self._unite_new(
-            lambda one: id(one) not in kept and (one.division.has_all or id(one) in of_model)
-        )
 
     def _unite_new(self, chosen: Callable[[ShardedVariable], bool]) -> None:
         for variable in (one() for one in self._new):
@@ -189,14 +187,6 @@ class ShardedVariables(VariableLayout):
 
     def _plan(self, model: Any, optimizers: Sequence[Any]) -> plan.Plan:
         return plan.plan(model, optimizers, self._owners, self._smallest, not self.copies_weights)
-
-    def _cut(self, weight: keras.Variable, slots: list[keras.Variable]) -> None:
-        """Gives each owner its shard of a weight and of the weight's optimizer state."""
-        if not isinstance(weight, ShardedVariable):
-            self._divide(weight, self.copies_weights)
-        for slot in slots:
-            if not isinstance(slot, ShardedVariable) and slot.shape == weight.shape:
-                self._divide(slot, keep_whole=False)
 
     def _divide(self, variable: keras.Variable, keep_whole: bool) -> None:
         division = self.division_of(variable)

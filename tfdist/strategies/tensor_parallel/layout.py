@@ -135,14 +135,20 @@ def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Sp
         if key in ways:
             own = ways[key]
             rows = [way for way in own if way.kind == "row"]
+            channels_first = getattr(call.layer, "data_format", None) == "channels_first"
             is_last = (
-                bool(rows) and rows[0].inputs is not None and _is_last(rows[0].inputs.axis, call)
+                bool(rows)
+                and rows[0].inputs is not None
+                and rows[0].inputs.axis % call.rank == (1 if channels_first else call.rank - 1)
             )
             kind = "row" if from_parts and all(from_parts) and is_last else own[0].kind
             kind_of_key = kinds.setdefault(key, kind)
             if kind_of_key != kind:  # called twice, not always on slices
                 kinds[key] = ways[key][0].kind
-            in_parts = kinds[key] in ("column", "channels") and _stays_in_parts(call.layer)
+            activation = getattr(call.layer, "activation", None)
+            in_parts = kinds[key] in ("column", "channels") and (
+                activation is None or activation in ELEMENTWISE
+            )
         else:
             in_parts = keeps_parts(call.layer) and from_parts == [True]
         for number in call.outputs:
@@ -151,16 +157,6 @@ def automatic(ways: Mapping[int, list[Split]], calls: Sequence[Call]) -> list[Sp
         next(way for way in possible if way.kind == kinds.get(key, possible[0].kind))
         for key, possible in ways.items()
     ]
-
-
-def _is_last(axis: int, call: Call) -> bool:
-    first = getattr(call.layer, "data_format", None) == "channels_first"
-    return axis % call.rank == (1 if first else call.rank - 1)
-
-
-def _stays_in_parts(layer: Any) -> bool:
-    activation = getattr(layer, "activation", None)
-    return activation is None or activation in ELEMENTWISE
 
 
 def by_rules(ways: Mapping[int, list[Split]], rules: Rules) -> list[Split]:

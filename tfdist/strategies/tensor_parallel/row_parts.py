@@ -130,7 +130,12 @@ class RowParts:
             **options: Its options.
         """
         leaves = keras.tree.flatten((args, options))
-        parts = [self._of(leaf) for leaf in leaves]
+        parts: list[list[tf.Tensor] | None] = []
+        for leaf in leaves:
+            if not isinstance(leaf, tf.Tensor) or leaf.shape[0] == 1:
+                parts.append(None)
+            else:
+                parts.append(self._parts[leaf] if leaf in self else self._split(leaf))
         results = []
         for number, device in enumerate(self._devices):
             leaves_of_part = [
@@ -172,12 +177,6 @@ class RowParts:
             with tf.device(device):
                 results.append(combine(list(pieces_of_device)))
         return results
-
-    def _of(self, x: Any) -> list[tf.Tensor] | None:
-        """Returns the parts of a tensor; None of anything else, and of a tensor with one row."""
-        if not isinstance(x, tf.Tensor) or x.shape[0] == 1:
-            return None
-        return self._parts[x] if x in self else self._split(x)
 
     def _split(self, x: tf.Tensor) -> list[tf.Tensor]:
         return tf.split(x, self._sizes(_num_rows(x)), num=len(self._devices))

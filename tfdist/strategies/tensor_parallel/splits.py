@@ -137,9 +137,17 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
     elif lora_factors(layer) and (isinstance(layer, REVERSIBLE) or getattr(layer, "groups", 1) > 1):
         splits = []
     elif isinstance(layer, REVERSIBLE):
-        splits = [_reversible(layer, num_devices)]
+        # The vocabulary of a table that also computes logits, by the same weights or others.
+        sizes = shard_sizes(layer.input_dim, num_devices)
+        cuts = [Cut(kernel_of(layer), AlongAxis(0, sizes))]
+        if not layer.tie_weights:
+            cuts.append(Cut(layer.reverse_embeddings, AlongAxis(1, sizes)))
+        splits = [Split(layer, "vocabulary", cuts, outputs=AlongAxis(-1, sizes))]
     elif isinstance(layer, DEPTHWISE):
-        splits = [_depthwise(layer, num_devices)]
+        kernel = kernel_of(layer)
+        inputs = shard_sizes(kernel.shape[-2], num_devices)
+        outputs = [layer.depth_multiplier * size for size in inputs]
+        splits = [_channels(layer, AlongAxis(len(kernel.shape) - 2, inputs), inputs, outputs)]
     elif getattr(layer, "groups", 1) > 1:
         splits = [_groups(layer, num_devices)]
     else:
@@ -183,15 +191,6 @@ def _affine(layer: Any, num_devices: int) -> list[Split]:
     return [column, Split(layer, "row", cuts, inputs=AlongAxis(channels, inputs))]
 
 
-def _reversible(layer: Any, num_devices: int) -> Split:
-    """Splits the vocabulary of a table that also computes logits, by the same weights or others."""
-    sizes = shard_sizes(layer.input_dim, num_devices)
-    cuts = [Cut(kernel_of(layer), AlongAxis(0, sizes))]
-    if not layer.tie_weights:
-        cuts.append(Cut(layer.reverse_embeddings, AlongAxis(1, sizes)))
-    return Split(layer, "vocabulary", cuts, outputs=AlongAxis(-1, sizes))
-
-
 def _groups(layer: Any, num_devices: int) -> Split | None:
     """Puts one group on each device, as in AlexNet: each computes a convolution without groups."""
     if layer.groups != num_devices:
@@ -200,13 +199,6 @@ def _groups(layer: Any, num_devices: int) -> Split | None:
     outputs = [layer.filters // num_devices] * num_devices
     inputs = [kernel.shape[-2]] * num_devices
     return _channels(layer, AlongAxis(len(kernel.shape) - 1, outputs), inputs, outputs)
-
-
-def _depthwise(layer: Any, num_devices: int) -> Split:
-    kernel = kernel_of(layer)
-    inputs = shard_sizes(kernel.shape[-2], num_devices)
-    outputs = [layer.depth_multiplier * size for size in inputs]
-    return _channels(layer, AlongAxis(len(kernel.shape) - 2, inputs), inputs, outputs)
 
 
 def _channels(

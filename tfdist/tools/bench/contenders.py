@@ -264,7 +264,10 @@ def show_profile(case: Case) -> None:
 
 def _trace(case: Case, prepare: Callable[[Case], Measure]) -> Trace:
     measure = prepare(case)
-    operations = _operations(measure)
+    # Operations of the largest optimized graph that a first call runs.
+    graphs = graphs_run_by(measure)
+    counts = [Counter(n.op for one in g.partition_graphs for n in one.node) for g in graphs]
+    operations = max(counts, key=Counter.total)
     with folders.temporary() as folder:
         with tf.profiler.experimental.Profile(folder):
             measure()
@@ -278,13 +281,6 @@ def _trace(case: Case, prepare: Callable[[Case], Measure]) -> Trace:
                 totals[name] += event.duration_ps
     microseconds = {name: total / 1e6 / case.num_steps for name, total in totals.items()}
     return Trace(operations, microseconds)
-
-
-def _operations(measure: Measure) -> Counter[str]:
-    """Counts the operations of the largest optimized graph that a first call runs."""
-    graphs = graphs_run_by(measure)
-    counts = [Counter(n.op for one in g.partition_graphs for n in one.node) for g in graphs]
-    return max(counts, key=Counter.total)
 
 
 def _type_of(event: str) -> str | None:

@@ -75,8 +75,13 @@ def run(
     if with_model:
         from tfdist.tools.bench import input_readers
 
-        results["with_model"] = input_readers.measure_wait(images)
-        _show_wait(results["with_model"])
+        result = results["with_model"] = input_readers.measure_wait(images)
+        tables.text(
+            f"Model on one core, input on another: {result['steps']:.0f} steps of "
+            f"{result['step_ms']:.0f} ms waited for data for {result['data_wait']:.2%} of the time "
+            f"(goal: less than {result['goal']:.0%}). Without the model, the input takes "
+            f"{result['batch_ms']:.0f} ms per batch."
+        )
     else:
         readers = input_readers.READERS | dict(more_readers or {})
         results |= {"rounds": rounds, "contenders": compare(readers, images, num_images, rounds)}
@@ -134,15 +139,6 @@ def _rate(reader: Reader, images: Photographs, num_images: int) -> float:
     while count < num_images:
         count += next(steps)
     return count / (time.perf_counter() - begin)
-
-
-def _show_wait(result: dict[str, float]) -> None:
-    tables.text(
-        f"Model on one core, input on another: {result['steps']:.0f} steps of "
-        f"{result['step_ms']:.0f} ms waited for data for {result['data_wait']:.2%} of the time "
-        f"(goal: less than {result['goal']:.0%}). Without the model, the input takes "
-        f"{result['batch_ms']:.0f} ms per batch."
-    )
 
 
 def _cells(result: dict[str, Any]) -> list[str]:

@@ -138,7 +138,21 @@ def measure_wait(found: Photographs) -> dict[str, float]:
     with harness.on_cores(cores[:1]):
         tf.identity(0)  # starts TensorFlow's threads on the model's core
     with harness.on_cores(cores[1:2]):
-        batches = _input(found)  # its threads inherit this core
+        dataset = pipelines.read(
+            found.shards,
+            _WAIT_BATCH_SIZE,
+            shuffle_buffer=SHUFFLE_BUFFER,
+            seed=SEED,
+            decode_images=False,
+            last_batch="drop",
+            augment_fn=lambda example, seed: (
+                augment(example["image"], seed),
+                example["label"],
+            ),
+            tuning=pipelines.Tuning(num_threads=1),
+        )
+        batches = iter(dataset.repeat())
+        next(batches)
         begin = time.perf_counter()
         for _ in range(_STEPS):
             next(batches)
@@ -161,25 +175,6 @@ def measure_wait(found: Photographs) -> dict[str, float]:
         "step_ms": total / _STEPS * 1e3,
         "batch_ms": batch_ms,
     }
-
-
-def _input(images: Photographs) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    dataset = pipelines.read(
-        images.shards,
-        _WAIT_BATCH_SIZE,
-        shuffle_buffer=SHUFFLE_BUFFER,
-        seed=SEED,
-        decode_images=False,
-        last_batch="drop",
-        augment_fn=lambda example, seed: (
-            augment(example["image"], seed),
-            example["label"],
-        ),
-        tuning=pipelines.Tuning(num_threads=1),
-    )
-    batches = iter(dataset.repeat())
-    next(batches)
-    return batches
 
 
 def _training_step() -> tf.types.experimental.PolymorphicFunction:

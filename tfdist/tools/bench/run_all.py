@@ -63,7 +63,15 @@ def run_each(
     rows = []
     for name in only or names:
         began = time.monotonic()
-        line = [sys.executable, "-m", program, name, *_files(name, commands[name], folder), *flags]
+        # Files for results, for the flags that the benchmark has.
+        parser = command.parser(name, "")
+        importlib.import_module(commands[name]).add_arguments(parser)
+        help_text = parser.format_help()
+        files = []
+        for flag, extension in _FILES.items():
+            if flag in help_text:
+                files += [flag, str(Path(folder) / f"{name}.{extension}")]
+        line = [sys.executable, "-m", program, name, *files, *flags]
         code = subprocess.run(line, check=False).returncode
         outcome = f"exit code {code}" if code else "completed"
         rows.append((name, f"{time.monotonic() - began:.0f}", outcome))
@@ -71,15 +79,3 @@ def run_each(
     failed = [name for name, _, outcome in rows if outcome != "completed"]
     if failed:
         raise LaunchError(f"{', '.join(failed)} failed. See the output above.")
-
-
-def _files(name: str, module: str, folder: str) -> list[str]:
-    parser = command.parser(name, "")
-    importlib.import_module(module).add_arguments(parser)
-    help_text = parser.format_help()
-    return [
-        word
-        for flag, extension in _FILES.items()
-        if flag in help_text
-        for word in (flag, str(Path(folder) / f"{name}.{extension}"))
-    ]

@@ -20,7 +20,7 @@ from tfdist.tools.bench.allreduce import missing
 from tfdist.tools.bench.workloads import WORKLOADS, Workload
 
 if TYPE_CHECKING:
-    from tfdist.strategies import Strategy
+    pass
 
 DESCRIPTION = "compares two processes, on one core each, with one process, by engine"
 
@@ -92,7 +92,11 @@ def by_tfdist(strategy: str, tiny: bool) -> Measure:
         workers = 1 if by_hand and not has_tf_strategy else created.group.size
         scaled = workload(model, tiny)
         scaled = dataclasses.replace(scaled, batch_size=scaled.batch_size * workers)
-        exchange = None if has_tf_strategy else _exchange(created)
+        exchange: Any = None
+        if not has_tf_strategy and created.group.size > 1:
+            import horovod.tensorflow as hvd  # as users call it
+
+            exchange = functools.partial(hvd.grouped_allreduce, op=hvd.Average)
         case = Case(model, scaled, created, num_steps, exchange)
         return fit_by_hand(case) if by_hand else fit_by_tfdist(case)
 
@@ -111,15 +115,6 @@ def use_own_core() -> None:
 def workload(model: str, tiny: bool) -> Workload:
     """Returns a workload of `MODELS`."""
     return MODELS[model].tiny() if tiny else MODELS[model]
-
-
-def _exchange(strategy: Strategy) -> Any:
-    """Returns Horovod's function to average gradients, as users call it; None with one worker."""
-    if strategy.group.size == 1:
-        return None
-    import horovod.tensorflow as hvd
-
-    return functools.partial(hvd.grouped_allreduce, op=hvd.Average)
 
 
 def _workers(strategy: str, **options: Any) -> Callable[[bool], WorkerPool]:
@@ -176,8 +171,18 @@ def run(
         }
         for name in models:
             num_rounds = _SMOKE_ROUNDS if smoke else rounds
-            results.append(measure(name, workload(name, smoke), pools, num_rounds, known))
-            _show(results[-1], output)
+            result = measure(name, workload(name, smoke), pools, num_rounds, known)
+            results.append(result)
+            output.show(
+                ("engine", "way", "images/s", "efficiency", "exchange", "relative"),
+                [(row["engine"], row["way"], *_cells(row)) for row in result["rows"]],
+                f"{result['model']}, batch {result['batch_per_worker']} per process, "
+                f"{result['steps']} steps, {result['rounds']} rounds",
+                num_names=2,
+            )
+            for row in result["rows"]:
+                if "error" in row:
+                    tables.text(f"{row['engine']}, {row['way']} failed: {row['error']}")
     for name, why in absent.items():
         tables.text(f"{name} was not measured: {why}.")
     output.conclude(results, _NOTE, _paint, (5 * len(results), 4.5))
@@ -206,7 +211,14 @@ def measure(
         _row(key, known[key[0]], times, workload.batch_size * pools[key[0]].num_workers)
         for key in times
     ]
-    _judge(rows)
+    # Judge tfdist's rows against the loop by hand and the rival.
+    rival = next((r["efficiency"]["median"] for r in rows if r["engine"] == RIVAL), None)
+    for row in rows:
+        if hand := row.get("to_by_hand"):
+            hand |= {"goal": HAND_GOAL, "met": hand["median"] <= HAND_GOAL}
+        if rival is not None and "exchange" in row and row["way"] == OURS:
+            efficiency = row["efficiency"]
+            efficiency |= {"goal": rival, "met": efficiency["median"] >= rival}
     return {
         "model": name,
         "batch_per_worker": workload.batch_size,
@@ -243,29 +255,6 @@ def _row(key: tuple[str, str], engine: Engine, times: Times, num_images: int) ->
 def _times_of(times: Times, engine: str, way: str) -> Sequence[float] | None:
     """Returns the times of another engine, for the same way to train if available."""
     return times.get((engine, way)) or times.get((engine, OURS))
-
-
-def _judge(rows: Sequence[dict[str, Any]]) -> None:
-    rival = next((r["efficiency"]["median"] for r in rows if r["engine"] == RIVAL), None)
-    for row in rows:
-        if hand := row.get("to_by_hand"):
-            hand |= {"goal": HAND_GOAL, "met": hand["median"] <= HAND_GOAL}
-        if rival is not None and "exchange" in row and row["way"] == OURS:
-            efficiency = row["efficiency"]
-            efficiency |= {"goal": rival, "met": efficiency["median"] >= rival}
-
-
-def _show(result: dict[str, Any], output: harness.Output) -> None:
-    output.show(
-        ("engine", "way", "images/s", "efficiency", "exchange", "relative"),
-        [(row["engine"], row["way"], *_cells(row)) for row in result["rows"]],
-        f"{result['model']}, batch {result['batch_per_worker']} per process, "
-        f"{result['steps']} steps, {result['rounds']} rounds",
-        num_names=2,
-    )
-    for row in result["rows"]:
-        if "error" in row:
-            tables.text(f"{row['engine']}, {row['way']} failed: {row['error']}")
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

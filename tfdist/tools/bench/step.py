@@ -123,7 +123,13 @@ def run(
         for method in what:
             results.append(compare(case, num_rounds, method))
             _show(results[-1], output)
-    output.conclude(results, _note())
+    from tfdist.tools.bench.contenders import STEPS_PER_EXECUTION
+
+    output.conclude(
+        results,
+        f"{harness.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
+        f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most.",
+    )
 
 
 def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
@@ -151,7 +157,14 @@ def compare(case: Case, num_rounds: int, what: str = "fit") -> dict[str, Any]:
     mlp_goals, other_goals = _GOALS_BY_METHOD.get(what, (_CALL_GOALS, _CALL_GOALS))
     goals = mlp_goals if case.model == "mlp" else other_goals
     for name, measured in samples.items():
-        results[name] |= _times(measured, case.workload.batch_size)
+        ms, cpu_ms = [s.ms for s in measured], [s.cpu_ms for s in measured]
+        results[name] |= {
+            "ms": harness.spread(ms),
+            "cpu_ms": harness.spread(cpu_ms),
+            "examples_per_s": harness.spread([1e3 * case.workload.batch_size / one for one in ms]),
+            "samples_ms": ms,
+            "samples_cpu_ms": cpu_ms,
+        }
         ours = contenders.COUNTERPARTS.get(name, "tfdist")
         if name != ours and ours in samples:
             results[name]["tfdist_ratio"] = _ratios(samples[ours], measured, goals.get(name))
@@ -185,18 +198,6 @@ def _compare_checks(model: str, num_rounds: int, *options: Any) -> dict[str, Any
 
     strategy = strategies.create("multi_worker")
     return compare(_case(model, strategy, *options), num_rounds, "checks")
-
-
-def _times(samples: Sequence[Sample], batch_size: int) -> dict[str, Any]:
-    """Returns wall-clock and processor time per step in milliseconds, and examples per second."""
-    ms, cpu_ms = [s.ms for s in samples], [s.cpu_ms for s in samples]
-    return {
-        "ms": harness.spread(ms),
-        "cpu_ms": harness.spread(cpu_ms),
-        "examples_per_s": harness.spread([1e3 * batch_size / one for one in ms]),
-        "samples_ms": ms,
-        "samples_cpu_ms": cpu_ms,
-    }
 
 
 def _ratios(ours: Sequence[Sample], theirs: Sequence[Sample], goal: float | None) -> dict[str, Any]:
@@ -254,12 +255,3 @@ def _cells(contender: dict[str, Any]) -> list[str]:
     if ratio["goal"] is None:
         return [*times, relative, ""]
     return [*times, relative, f"{ratio['goal']:.2f} {'met' if ratio['met'] else 'missed'}"]
-
-
-def _note() -> str:
-    from tfdist.tools.bench.contenders import STEPS_PER_EXECUTION
-
-    return (
-        f"{harness.NOTE} 'ratio': tfdist's time relative to this row, with the same callback. "
-        f"'Keras, in graph': Keras with steps_per_execution={STEPS_PER_EXECUTION} at most."
-    )

@@ -40,18 +40,16 @@ def _doctor(arguments: Sequence[str] | None) -> int:
         help="measure all-reduce over the replicas of this host, or over the running ranks",
     )
     chosen = command.parse(parser, arguments)
-    return int(not _examine(chosen.json, chosen.all_reduce))
-
-
-def _examine(as_json: bool, all_reduce: bool) -> bool:
-    """Runs all checks, prints them on rank 0, and returns whether none failed."""
-    groups = {title: _lines(title) for title in GROUPS if all_reduce or title != "all-reduce"}
+    # Run all checks and print them on rank 0.
+    groups = {
+        title: _lines(title) for title in GROUPS if chosen.all_reduce or title != "all-reduce"
+    }
     if _is_chief_or_unknown():
-        if as_json:
+        if chosen.json:
             print(report.as_json(groups))
         else:
             report.show(groups)
-    return report.healthy(groups)
+    return int(not report.healthy(groups))
 
 
 def _lines(title: str) -> list[Check]:

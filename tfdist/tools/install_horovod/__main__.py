@@ -91,7 +91,11 @@ def install(mpi: str = "auto", rebuild: bool = False) -> None:
 def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
     """Returns the cache folder of the wheel for this TensorFlow, Python, MPI and environment."""
     controllers = "gloo"
-    settings = sorted(f"{name}={os.environ[name]}" for name in os.environ if _affects_build(name))
+    settings = sorted(
+        f"{name}={os.environ[name]}"
+        for name in os.environ
+        if name in _VARIABLES or name.startswith("HOROVOD_")
+    )
     settings += requirements.gpu_settings()
     if mpi:
         controllers = f"{mpi.kind}-{mpi.version.partition('.')[0]}".lower().replace(" ", "")
@@ -102,11 +106,6 @@ def _cache_folder(tensorflow: str, mpi: Mpi | None) -> Path:
     digest = hashlib.sha256("\n".join(settings).encode()).hexdigest()[:8]
     name = f"horovod-{requirements.HOROVOD}-tensorflow-{tensorflow}-{python}-{controllers}-{digest}"
     return folders.cache() / name
-
-
-def _affects_build(variable: str) -> bool:
-    """Returns whether an environment variable may affect the build."""
-    return variable in _VARIABLES or variable.startswith("HOROVOD_")
 
 
 if __name__ == "__main__":

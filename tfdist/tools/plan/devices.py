@@ -96,17 +96,15 @@ class ReplicatedStep:
         """
         key = num_rows, updates
         if key not in self._peaks:
-            variables = self._weight_sizes + (self._optimizer_sizes if updates else [])
-            order = self._graph.order if updates else self._before_update()
+            variables, order = self._weight_sizes, self._graph.order
+            if updates:
+                variables = variables + self._optimizer_sizes
+            else:  # the operations up to the last gradient
+                is_gradient = [name.startswith("gradient_tape/") for name in order]
+                order = order[: len(order) - is_gradient[::-1].index(True)]
             peaks = self._graph.peaks(num_rows, {"": variables}, order)
             self._peaks[key] = peaks[""].num_bytes
         return self._peaks[key]
-
-    def _before_update(self) -> list[str]:
-        """Returns the operations up to the last gradient."""
-        order = self._graph.order
-        gradients = [i for i, name in enumerate(order) if name.startswith("gradient_tape/")]
-        return order[: gradients[-1] + 1]
 
 
 class ReplicaPlanner(Planner):

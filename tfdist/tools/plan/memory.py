@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,7 +120,17 @@ def run(
     names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
     if "all" in names:
         names = [*REPLICATED, *SPLIT]
-    layouts = _layouts(names, micro_batches, order, split_activations, shard)
+    # Strategies that split the model, with their options, by the name of their row.
+    layouts: dict[str, Layout] = {}
+    for name in names:
+        if name == "sharded":
+            layouts |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
+        elif name == "pipeline":
+            layouts[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
+        elif name == "tensor_parallel":
+            for how in split_activations:
+                row = name if how == "none" else f"{name}, activations by {how}"
+                layouts[row] = Layout(name, {"split_activations": how})
     if layouts and devices < 2:
         raise ConfigurationError(
             f"--strategy {next(iter(layouts.values())).strategy} splits a model over several "
@@ -140,27 +150,6 @@ def _capacity(card: str, reserve: str) -> int:
         f"--card {card}: not more than --reserve {reserve}, so nothing is left for tensors. Use "
         "a larger --card, with a unit as in 24GB, or a smaller --reserve."
     )
-
-
-def _layouts(
-    names: Iterable[str],
-    micro_batches: int,
-    order: str,
-    split_activations: Sequence[str],
-    shard: Sequence[str],
-) -> dict[str, Layout]:
-    """Returns the strategies that split a model, with their options, by the name of their row."""
-    layouts: dict[str, Layout] = {}
-    for name in names:
-        if name == "sharded":
-            layouts |= {f"sharded {what}": Layout(name, {"shard": what}) for what in shard}
-        elif name == "pipeline":
-            layouts[name] = Layout(name, {"micro_batches": micro_batches, "order": order})
-        elif name == "tensor_parallel":
-            for how in split_activations:
-                row = name if how == "none" else f"{name}, activations by {how}"
-                layouts[row] = Layout(name, {"split_activations": how})
-    return layouts
 
 
 def _planners(

@@ -53,7 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = storage.at(given.folder)
         chosen = [folders.read(_path(folder, name)) for name in given.names]
         if values.action == "list":
-            _list(chosen or folders.below(folder))
+            for one in chosen or folders.below(folder):
+                metrics = ", ".join(
+                    f"{name} {value:.4g}" for name, value in _summary_metrics(one).items()
+                )
+                epochs = f"{len(one.epochs)} of {one.config.get('epochs', '?')} epochs"
+                size = units.format_bytes(one.num_bytes)
+                print(f"{one.path}\n    {one.started}  {one.state}, {epochs}, {size}  {metrics}")
         elif values.action == "show":
             for one in chosen or folders.below(folder)[:1]:
                 _show(one, given.price)
@@ -113,14 +119,6 @@ def _flags_last(words: Sequence[str]) -> list[str]:
 
 def _path(folder: AnyPath, name: str) -> AnyPath:
     return storage.at(name) if storage.is_url(name) or Path(name).is_dir() else folder / name
-
-
-def _list(runs: Sequence[Run]) -> None:
-    for run in runs:
-        metrics = ", ".join(f"{name} {value:.4g}" for name, value in _summary_metrics(run).items())
-        epochs = f"{len(run.epochs)} of {run.config.get('epochs', '?')} epochs"
-        size = units.format_bytes(run.num_bytes)
-        print(f"{run.path}\n    {run.started}  {run.state}, {epochs}, {size}  {metrics}")
 
 
 def _summary_metrics(run: Run) -> dict[str, float]:
