@@ -199,7 +199,10 @@ class Trainer:
         _check_steps("log_every", log_every, None, "auto")
         _check_steps("validate_every", validate_every, None)
         verify = checked_mode(verify)
-        remat = _one_of_aliases(remat, recompute)
+        if recompute is not None:
+            if remat != "none":
+                raise ConfigurationError("Pass remat or its alias recompute, not both.")
+            remat = recompute
         remat_of_layers.check(remat)
         self.strategy = strategy = strategies.create(strategy, devices)
         self._data_checks: dict[str, Any] = {"check_data": check_data, "uneven_data": uneven_data}
@@ -511,12 +514,6 @@ class Trainer:
         """
         self.strategy.group.barrier()
 
-    def _programs_of_xla(self) -> str:
-        if not (self.model.jit_compile and self.strategy.variables.are_local):
-            return "no"
-        is_one = self.strategy.num_replicas * self.accumulate == 1
-        return "the whole step" if is_one else "forward and backward pass, and the update"
-
     def describe(self, weights: bool = False) -> dict[str, str]:
         """Returns the rows of the start-up table. After this call, `fit` prints no warning.
 
@@ -542,13 +539,18 @@ class Trainer:
             )
             for variable in (self.model.variables if weights else ())
         }
+        if not (self.model.jit_compile and self.strategy.variables.are_local):
+            xla = "no"
+        else:
+            is_one = self.strategy.num_replicas * self.accumulate == 1
+            xla = "the whole step" if is_one else "forward and backward pass, and the update"
         return (
             self.strategy.describe()
             | of_weights
             | {
                 "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
                 "precision": self.model.dtype_policy.name,
-                "XLA": self._programs_of_xla(),
+                "XLA": xla,
                 "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
                 "remat": remat_of_layers.described(self.model, self.remat),
                 "activations": "on the host" if self._options.offload_activations else "on devices",
@@ -623,12 +625,3 @@ def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
 def _check_steps(option: str, value: Any, *others: Any) -> None:
     if value not in others and not (type(value) is int and value >= 1):
         raise ConfigurationError(f"{option}={value!r}: expected a number of steps from 1.")
-
-
-def _one_of_aliases(remat: str, recompute: str | None) -> str:
-    """Returns the value of `remat`, which has the alias `recompute`."""
-    if recompute is None:
-        return remat
-    if remat != "none":
-        raise ConfigurationError("Pass remat or its alias recompute, not both.")
-    return recompute

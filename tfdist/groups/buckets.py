@@ -195,17 +195,13 @@ def limit_rate(gradients: Sequence[Any], sums: Sequence[Any], num_bytes: int) ->
         while last >= 0 and sum(sizes[last + 1 : number + 1]) < num_bytes:
             last -= 1
         if last >= 0:
-            new = operations.needed(_operations(bucket), reduced)
+            new = operations.needed([tensor.op for tensor in _tensors(bucket)], reduced)
             run_after(operations.first(new), _tensors(sums[last]))
-        reduced |= operations.needed(_operations(sums[number]), reduced)
+        reduced |= operations.needed([tensor.op for tensor in _tensors(sums[number])], reduced)
 
 
 def _tensors(structure: Any) -> list[tf.Tensor]:
     return tf.nest.flatten(structure, expand_composites=True)
-
-
-def _operations(structure: Any) -> list[tf.Operation]:
-    return [tensor.op for tensor in _tensors(structure)]
 
 
 def size_of(tensor: tf.Tensor) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist.errors import ConfigurationError, UnsupportedModelError
 from tfdist.groups import agreement
@@ -49,10 +48,19 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         super().__init__()
         del device
         self.root_rank = root_rank
-        self._local = [_plain(v) for v in keras.tree.flatten(local_variables) if v is not None]
+        self._local = [
+            v.value if isinstance(v, keras.Variable) else v
+            for v in keras.tree.flatten(local_variables)
+            if v is not None
+        ]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._check_steps()
+        steps = strategy().group.gather([self.params.get("steps") or 0])[:, 0]
+        if steps.min() < steps.max():
+            raise ConfigurationError(
+                f"The ranks have {', '.join(f'{n:.0f}' for n in steps)} batches per epoch, so some "
+                "would wait forever. Pass the same steps_per_epoch to fit on every rank."
+            )
         self._checked = False
         if all(layer.built for layer in flatten_layers(self.model)):
             self._broadcast()
@@ -77,18 +85,6 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             variables = self._shared(self.model.trainable_variables)
             agreement.check_values(strategy().group, variables, fix)
             self._checked = True
-
-    def _check_steps(self) -> None:
-        steps = strategy().group.gather([self.params.get("steps") or 0])[:, 0]
-        if steps.min() < steps.max():
-            raise ConfigurationError(
-                f"The ranks have {', '.join(f'{n:.0f}' for n in steps)} batches per epoch, so some "
-                "would wait forever. Pass the same steps_per_epoch to fit on every rank."
-            )
-
-
-def _plain(variable: keras.Variable | tf.Variable) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _before_first_call(model: keras.Model, function: Callable[[], None]) -> None:
@@ -141,11 +137,11 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         # The validation within fit is about to reset the training metrics.
-        if self._in_epoch() and self._train is None:
+        if hasattr(self, "_train") and self._train is None:
             self._train = self._results()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        if self._in_epoch():
+        if hasattr(self, "_train"):
             self._test = self._results()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -154,9 +150,6 @@ class MetricAverageCallback(keras.callbacks.Callback):
         if logs is not None:
             logs.update({name: new[name] for name in logs.keys() & new.keys()})
         del self._train
-
-    def _in_epoch(self) -> bool:
-        return hasattr(self, "_train")
 
     def _results(self) -> dict[str, Any]:
         variables = self.model.metrics_variables

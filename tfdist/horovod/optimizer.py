@@ -78,7 +78,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     _accumulate(inner, backward_passes_per_step)
     passes = 1 if average_aggregated_gradients else backward_passes_per_step
     exchange = Exchange(compression, op, sparse_as_dense, times=passes)
-    attach(inner, exchange)
+    replace(inner, "_tfdist_exchange", exchange)
     clip_after(inner, exchange)
     patch_keras()
     replace(optimizer, "register_local_var", _no_local_variables)
@@ -168,13 +168,13 @@ class Exchange:
     def _compress(self, gradient: Any) -> tuple[Any, Any]:
         if isinstance(gradient, tf.IndexedSlices):
             values, context = self._compression.compress(gradient.values)
-            return _with_values(gradient, values), context
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape), context
         return self._compression.compress(gradient)
 
     def _decompress(self, gradient: Any, context: Any) -> Any:
         if isinstance(gradient, tf.IndexedSlices):
             values = self._compression.decompress(gradient.values, context)
-            return _with_values(gradient, values)
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return self._compression.decompress(gradient, context)
 
     def _scale_of(self, gradient: Any) -> Any:
@@ -183,19 +183,10 @@ class Exchange:
         return 1.0 if self.loss_scale is None or not narrows else self.loss_scale
 
 
-def _with_values(slices: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
-    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
-
-
 def _divided(gradient: Any, divisor: Any) -> Any:
     if isinstance(divisor, float) and divisor == 1.0:
         return gradient
     return keras.ops.divide(gradient, tf.cast(divisor, gradient.dtype))
-
-
-def attach(optimizer: keras.optimizers.Optimizer, exchange: Exchange) -> None:
-    """Stores the exchange in an attribute of the optimizer, which Keras does not save."""
-    replace(optimizer, "_tfdist_exchange", exchange)
 
 
 def exchanges_of(optimizer: keras.optimizers.Optimizer) -> list[Exchange]:

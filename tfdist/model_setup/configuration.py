@@ -52,7 +52,8 @@ def describe(model: keras.Model, options: Mapping[str, Any]) -> Description:
         names |= dict.fromkeys(operation.name for operation in (layer, *operations))
     numbers = {name: f"operation {number}" for number, name in enumerate(names)}
     plain = functools.partial(_plain, names=numbers)
-    description |= _settings("model", plain(_architecture(model)))
+    layers = [] if _is_of_library(type(model)) else keras_model.flatten_layers(model)[1:]
+    description |= _settings("model", plain([model, *layers]))
     if model.compiled:
         arguments = dict(keras_model.compile_config(model).config)
         arguments.pop("optimizer", None)
@@ -91,11 +92,6 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
             yield from _leaves(nested, (*path, str(number)))
     else:
         yield path, str(value)
-
-
-def _architecture(model: keras.Model) -> Any:
-    layers = [] if _is_of_library(type(model)) else keras_model.flatten_layers(model)[1:]
-    return [model, *layers]
 
 
 def _plain(value: Any, names: Mapping[str, str]) -> Any:

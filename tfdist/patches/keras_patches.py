@@ -58,7 +58,7 @@ class Patch:
 def _moments(model: keras.Model, options: StepOptions) -> Iterator[None]:
     with ExitStack() as stack:
         for layer in batch_norm.layers_of(model):
-            is_global = _is_synchronized(layer, options)
+            is_global = options.sync_batch_norm or layer.synchronized
             moments = batch_norm.global_moments if is_global else batch_norm.local_moments
             stack.enter_context(moments_computed_by(layer, functools.partial(moments, layer)))
         yield
@@ -68,15 +68,10 @@ def _moments(model: keras.Model, options: StepOptions) -> Iterator[None]:
 def _fused_batch_norm(model: keras.Model, options: StepOptions) -> Iterator[None]:
     with ExitStack() as stack:
         for layer in batch_norm.layers_of(model):
-            if not _is_synchronized(layer, options) and batch_norm.is_fusible(layer):
+            if not (options.sync_batch_norm or layer.synchronized) and batch_norm.is_fusible(layer):
                 fused = functools.partial(batch_norm.fused, layer)
                 stack.enter_context(called_by(layer, fused))
         yield
-
-
-def _is_synchronized(layer: keras.layers.BatchNormalization, options: StepOptions) -> bool:
-    """Returns whether a layer uses global moments, as one with `synchronized=True` always does."""
-    return options.sync_batch_norm or layer.synchronized
 
 
 #: All patches, in the order in which they are entered.
@@ -132,15 +127,11 @@ def keras_patched(model: keras.Model, options: StepOptions) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for patch in PATCHES:
-            if (patch.is_exact or _is_fast()) and patch.applies(model, options):
+            if (patch.is_exact or os.environ.get(_FAST) != "0") and patch.applies(model, options):
                 stack.enter_context(patch.context(model, options))
         yield
 
 
 def patched_for_outputs() -> AbstractContextManager[None]:
     """Returns a context to trace predictions in that draw no numbers."""
-    return attention_in_chunks() if _is_fast() else nullcontext()
-
-
-def _is_fast() -> bool:
-    return os.environ.get(_FAST) != "0"
+    return attention_in_chunks() if os.environ.get(_FAST) != "0" else nullcontext()

@@ -105,7 +105,15 @@ def layers_rematerialized(model: keras.Model, remat: str, sync_batch_norm: bool)
         for layer in named:
             stack.enter_context(keras_layers.remat_enabled(layer))
         marked = [layer for layer in flatten_layers(model) if keras_layers.is_in_remat_scope(layer)]
-        _check_exchanges_nothing([*named, *marked], sync_batch_norm)
+        for layer in [*named, *marked]:
+            for inner in flatten_layers(layer):
+                is_norm = isinstance(inner, keras.layers.BatchNormalization)
+                if is_norm and inner is not layer and (sync_batch_norm or inner.synchronized):
+                    raise UnsupportedModelError(
+                        f"{layer.name!r} cannot be rematerialized: {inner.name!r} in it sums "
+                        "moments over all replicas. Exclude it from remat=, or do not use "
+                        "sync_batch_norm."
+                    )
         for layer in marked:
             if layer is model or _is_cheap(layer) or _has_marked_layers(layer, marked):
                 stack.enter_context(keras_layers.remat_enabled(layer, does=False))
@@ -137,14 +145,3 @@ def _has_marked_layers(layer: keras.layers.Layer, marked: Sequence[keras.layers.
     """
     inner = {id(one) for one in flatten_layers(layer)[1:]}
     return isinstance(layer, keras.Model) and any(id(other) in inner for other in marked)
-
-
-def _check_exchanges_nothing(layers: Sequence[keras.layers.Layer], sync_batch_norm: bool) -> None:
-    for layer in layers:
-        for inner in flatten_layers(layer):
-            is_norm = isinstance(inner, keras.layers.BatchNormalization)
-            if is_norm and inner is not layer and (sync_batch_norm or inner.synchronized):
-                raise UnsupportedModelError(
-                    f"{layer.name!r} cannot be rematerialized: {inner.name!r} in it sums moments "
-                    "over all replicas. Exclude it from remat=, or do not use sync_batch_norm."
-                )

@@ -110,9 +110,19 @@ class Host:
             program, *arguments = process.command
             program = sys.executable if program == "python" else program
             child = LocalChild(replace(process, command=(program, *arguments)), shared, streams)
-            self._start(child, functools.partial(_put_end, messages))
+            with self._lock:
+                child.start(functools.partial(_put_end, messages))
+                self._child = child
+                for number in self._signals:
+                    child.signal(number)
             while True:
-                batch = _available(messages)
+                # All messages in the queue; an `End` is always the last.
+                batch = [messages.get()]
+                while not isinstance(batch[-1], End):
+                    try:
+                        batch.append(messages.get_nowait())
+                    except queue.Empty:
+                        break
                 yield batch
                 if isinstance(batch[-1], End):
                     return
@@ -125,28 +135,10 @@ class Host:
             else:
                 self._child.signal(number)
 
-    def _start(self, child: LocalChild, on_end: functools.partial[None]) -> None:
-        with self._lock:
-            child.start(on_end)
-            self._child = child
-            for number in self._signals:
-                child.signal(number)
-
 
 def _put_end(messages: queue.SimpleQueue[Message], child: Child) -> None:
     _, code, error_output, _ = child.failure()  # waits for the remaining output
     messages.put(End(code, error_output))
-
-
-def _available(messages: queue.SimpleQueue[Message]) -> list[Message]:
-    """Waits for a message, and returns all messages in the queue; an `End` is always the last."""
-    batch = [messages.get()]
-    while not isinstance(batch[-1], End):
-        try:
-            batch.append(messages.get_nowait())
-        except queue.Empty:
-            break
-    return batch
 
 
 class _Lines(io.StringIO):

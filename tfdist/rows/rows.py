@@ -68,7 +68,13 @@ class Rows:
         model = self._model
         # ---- what only user code can be ----
         layers = keras_model.flatten_layers(model)
-        maxima = {id(v) for layer in layers if _is_float8(layer) for v in layer.variables}
+        # float8 layers keep the largest absolute values of their inputs and gradients.
+        maxima = {
+            id(v)
+            for layer in layers
+            if getattr(layer, "quantization_mode", None) == "float8"
+            for v in layer.variables
+        }
         for weight in model.trainable_variables if training else ():
             if weight.overwrite_with_gradient and id(weight) not in maxima:
                 return f"the gradient of {weight.path} is its new value, from the full batch"
@@ -101,11 +107,6 @@ class Rows:
         if reason is None and training and may_look_up:
             return self.lookups.full_batch_reason()
         return reason
-
-
-def _is_float8(layer: keras.Layer) -> bool:
-    """Returns whether a layer keeps the largest absolute values of its inputs and gradients."""
-    return getattr(layer, "quantization_mode", None) == "float8"
 
 
 def _outputs_reason(traced: TracedForward) -> str | None:

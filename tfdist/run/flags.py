@@ -182,7 +182,9 @@ def add_flag(group: Any, name: str, field: FieldInfo) -> None:
         extra |= {"metavar": "DIR" if name.split("_")[-1] == "dir" else _metavar(field.annotation)}
     names = map(flag, (name, *former_names(name, field)))
     action = group.add_argument(*names, help=field.description, **extra)
-    words = recipes.names() if name == "recipe" else _words(field.annotation)
+    words = [word for word in _metavar(field.annotation).split("|") if not word.isupper()]
+    if name == "recipe":
+        words = recipes.names()
     if words:  # for argcomplete, which otherwise completes file names
         action.completer = lambda **_: words
 
@@ -197,10 +199,6 @@ def former_names(name: str, field: FieldInfo) -> list[str]:
 def flag(name: str) -> str:
     """Returns the flag of a field."""
     return "--" + name.replace("_", "-")
-
-
-def _words(annotation: Any) -> list[str]:
-    return [word for word in _metavar(annotation).split("|") if not word.isupper()]
 
 
 def _metavar(annotation: Any) -> str:

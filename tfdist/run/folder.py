@@ -68,7 +68,13 @@ class RunFolder:
         from tfdist.checkpoint.lock import lock_of
         from tfdist.run.mirror import Mirror
 
-        self.location = _checked_location(str(location))
+        try:  # without a slash at its end
+            self.location = str(storage.at(str(location)))
+        except pipelines.DataError:
+            raise ConfigurationError(
+                f"{location}: expected a local folder or the URL of one in an object store, such "
+                "as s3://bucket/run."
+            ) from None
         self._lock = lock_of(self.location)
         self._mirror: Mirror | None = None
         self.path = Path(self.location)
@@ -274,11 +280,6 @@ class RunFolder:
         self._lock.acquire()
         remove_interrupted(self.path)
 
-    def _has_model(self) -> bool:
-        if self._mirror is not None:
-            return self._mirror.exists(self.model.name)
-        return self.model.exists()
-
     def _prepare(self, config: TrainConfig) -> None:
         """Checks that no results would be overwritten, and removes those of a run that restarts.
 
@@ -291,7 +292,9 @@ class RunFolder:
             for name in (*_METRICS, self.model.name):
                 (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.checkpoints, ignore_errors=True)
-        has_model = self._has_model()
+        has_model = self.model.exists()
+        if self._mirror is not None:
+            has_model = self._mirror.exists(self.model.name)
         if not has_model:
             if resume == "auto":  # killed before its first checkpoint, so it restarts
                 is_same = not _difference(config, self.path)  # then ledger and loggers continue
@@ -344,17 +347,6 @@ def _can_resume(config: TrainConfig, folder: RunFolder) -> bool:
             "with --run-dir."
         )
     return True
-
-
-def _checked_location(location: str) -> str:
-    """Returns a path or URL of an object store without a slash at its end."""
-    try:
-        return str(storage.at(location))
-    except pipelines.DataError:
-        raise ConfigurationError(
-            f"{location}: expected a local folder or the URL of one in an object store, such as "
-            "s3://bucket/run."
-        ) from None
 
 
 @contextmanager

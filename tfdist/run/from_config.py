@@ -96,6 +96,19 @@ def make_trainer(
     Raises:
         TfdistError: The model or the precision is invalid.
     """
+    loss_scale: LossScale | None
+    if isinstance(config.loss_scale, float):
+        loss_scale = LossScale.fixed(config.loss_scale)
+    elif scales_dynamically(config.precision, config.loss_scale):
+        loss_scale = LossScale(
+            initial=config.loss_scale_initial,
+            growth_interval=config.loss_scale_growth_interval,
+            growth_factor=config.loss_scale_growth_factor,
+            backoff_factor=config.loss_scale_backoff_factor,
+        )
+    else:
+        # Keras puts a dynamic scale around the optimizers of mixed_float16 by itself.
+        loss_scale = LossScale.fixed(1.0) if "float16" in config.precision.split("_") else None
     return Trainer(
         lambda: recipe.build_model(config, steps_per_epoch),
         strategy=strategy,
@@ -103,7 +116,7 @@ def make_trainer(
         sync_batch_norm=config.sync_batch_norm,
         steps_per_call=config.steps_per_call,
         precision=config.precision,
-        loss_scale=_loss_scale(config),
+        loss_scale=loss_scale,
         watchdog_seconds=config.watchdog_seconds,
         remat=config.remat,
         offload_activations=config.offload_activations,
@@ -191,21 +204,6 @@ def first_batch_size(config: TrainConfig) -> int:
     """Returns the rows of a global batch of the first epoch."""
     sizes = schedules.batch_sizes(config)
     return sizes[0] if isinstance(sizes, dict) and not config.smoke else config.batch_size
-
-
-def _loss_scale(config: TrainConfig) -> LossScale | None:
-    """Returns the configured loss scale; float16 underflows without one."""
-    if isinstance(config.loss_scale, float):
-        return LossScale.fixed(config.loss_scale)
-    if scales_dynamically(config.precision, config.loss_scale):
-        return LossScale(
-            initial=config.loss_scale_initial,
-            growth_interval=config.loss_scale_growth_interval,
-            growth_factor=config.loss_scale_growth_factor,
-            backoff_factor=config.loss_scale_backoff_factor,
-        )
-    # Keras puts a dynamic scale around the optimizers of mixed_float16 by itself.
-    return LossScale.fixed(1.0) if "float16" in config.precision.split("_") else None
 
 
 # ---- fields without an effect ----

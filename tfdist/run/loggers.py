@@ -189,7 +189,8 @@ class _TensorBoard:
                 summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
                 event = Event(wall_time=time.time(), step=step, summary=summary)
                 self._file(part).write(event.SerializeToString())
-        self._flush()
+        for file in self._files.values():
+            file.flush()
 
     def close(self) -> None:
         for file in self._files.values():
@@ -206,10 +207,6 @@ class _TensorBoard:
             first = Event(wall_time=time.time(), file_version="brain.Event:2")
             file.write(first.SerializeToString())
         return self._files[part]
-
-    def _flush(self) -> None:
-        for file in self._files.values():
-            file.flush()
 
 
 class _Csv:
@@ -255,7 +252,10 @@ class _MLflow:
         now = round(time.time() * 1e3)
         for row in rows:  # of which each is written as a whole, or not at all
             values = _numbers(row).items()
-            metrics = [Metric(_tag(row, name), value, now, row["step"]) for name, value in values]
+            metrics = [
+                Metric(f"epoch_{name}" if "epoch" in row else name, value, now, row["step"])
+                for name, value in values
+            ]
             self._client.log_batch(self._id, metrics=metrics, synchronous=True)
 
     def last_key(self) -> Key:
@@ -299,7 +299,10 @@ class _WandB:
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            values = {_tag(row, name): value for name, value in _numbers(row).items()}
+            values = {
+                f"epoch_{name}" if "epoch" in row else name: value
+                for name, value in _numbers(row).items()
+            }
             epoch = {"epoch": row["epoch"]} if "epoch" in row else {}
             self._run.log(values | epoch, step=row["step"])
 
@@ -326,11 +329,6 @@ def steps_in_wandb_file(file: Path) -> Iterator[int]:
             parts = b""
             if history.item:
                 yield history.step.num
-
-
-def _tag(row: Row, name: str) -> str:
-    """Returns the name of a value: epochs have curves of their own beside those of steps."""
-    return f"epoch_{name}" if "epoch" in row else name
 
 
 _TRACKERS: dict[str, Callable[[TrainConfig, RunFolder], Any]] = {

@@ -40,7 +40,10 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
     state = weights * (1 + _SLOTS.get(config.optimizer, 0))
     is_kept = config.remat == "none" and not config.offload_activations
     activations = is_kept * rows * _row_bytes(model, spec)
-    room = _room(config, on_gpus)
+    limits = [] if config.memory == "grow" else [int(config.memory) * 2**20]
+    if not on_gpus:
+        limits += [psutil.virtual_memory().available, *_cgroup_limits()]
+    room = min(limits, default=None)
     if room is None or state + activations <= room:
         return ""
     if state < room:
@@ -55,13 +58,6 @@ def shortage(config: TrainConfig, model: Any, strategy: Strategy, spec: Any) -> 
         f"only {units.format_bytes(room)} are available, so it may be killed. {cure}; "
         "tfdist plan memory predicts what fits."
     )
-
-
-def _room(config: TrainConfig, on_gpus: bool) -> int | None:
-    limits = [] if config.memory == "grow" else [int(config.memory) * 2**20]
-    if not on_gpus:
-        limits += [psutil.virtual_memory().available, *_cgroup_limits()]
-    return min(limits, default=None)
 
 
 def _cgroup_limits() -> Iterator[int]:

@@ -96,7 +96,14 @@ class Mirror:
             files = {path.relative_to(self.local).as_posix(): path for path in self._files()}
             with as_os_error():
                 for name, file in files.items():
-                    self._upload(name, file)
+                    try:
+                        version = _version(file)
+                        if self._uploaded.get(name) != version:
+                            (self._root / name).upload(file)
+                            self._uploaded[name] = version
+                    except FileNotFoundError:
+                        if file.exists():  # else it is a temporary file that is gone
+                            raise
                 for name in set(self._uploaded) - set(files):
                     (self._root / name).unlink(missing_ok=True)
                     del self._uploaded[name]
@@ -143,16 +150,6 @@ class Mirror:
             for path in paths
             if not any(part.startswith(".") for part in path.relative_to(self.local).parts)
         )
-
-    def _upload(self, name: str, file: Path) -> None:
-        try:
-            version = _version(file)
-            if self._uploaded.get(name) != version:
-                (self._root / name).upload(file)
-                self._uploaded[name] = version
-        except FileNotFoundError:
-            if file.exists():  # otherwise it is a temporary file that was removed meanwhile
-                raise
 
     def _stop(self) -> None:
         if self._thread is not None:

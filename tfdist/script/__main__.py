@@ -49,7 +49,10 @@ def _main(arguments: Sequence[str] | None) -> None:
         raise ConfigurationError(
             f"{path}: there is no such script. Give its path from {Path.cwd()}."
         )
-    _fix_hashes(values)
+    # Python draws an order of sets for each process; this process starts again with a fixed one.
+    if values.repeats and "PYTHONHASHSEED" not in os.environ:
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, sys.orig_argv)
     with ExitStack() as stack:
         stack.enter_context(interrupts.preemption_raises())
         try:
@@ -89,13 +92,6 @@ def _parser() -> Any:
     add("script", metavar="SCRIPT", help="the script, followed by its own arguments")
     add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
-
-
-def _fix_hashes(values: Any) -> None:
-    """Starts this process again with a fixed order of sets, which Python draws for each process."""
-    if values.repeats and "PYTHONHASHSEED" not in os.environ:
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, sys.orig_argv)
 
 
 def _prepare(values: Any, path: Path, stack: ExitStack) -> Any:

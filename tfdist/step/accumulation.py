@@ -44,7 +44,11 @@ def over_rounds(
 
     def of_round(number: Any, totals: list[Totals]) -> list[ReplicaOutputs]:
         def on_replica(i: int) -> ReplicaOutputs:
-            return compute(i, number, _microbatch(shares[i], number, num_rounds), totals[i])
+            batch = shares[i]
+            rows = batch.num_rows
+            cut = share(batch.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
+            first_row = cut.first_row + tf.cast(batch.first_row, tf.int64)
+            return compute(i, number, cut._replace(first_row=first_row), totals[i])
 
         return strategy.local_results(strategy.run(on_replica))
 
@@ -245,12 +249,6 @@ def _summed_over_rounds(
         lambda n, *_: n < num_rounds, add, variables, shapes, **sequential
     )
     return sums, same
-
-
-def _microbatch(batch: Share, number: Any, num_rounds: int) -> Share:
-    rows = batch.num_rows
-    cut = share(batch.rows, rows * number // num_rounds, rows * (number + 1) // num_rounds)
-    return cut._replace(first_row=cut.first_row + tf.cast(batch.first_row, tf.int64))
 
 
 def _plus(total: Any, more: Any) -> Any:

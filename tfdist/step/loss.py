@@ -46,7 +46,13 @@ def replica_loss(
     penalties = [v.regularizer(v) for v in model.trainable_weights if v.regularizer is not None]
     is_all = replica.num_microbatches == 1
     if added and not is_all:
-        added = _parts_of_added(replica, added, rows, training)
+        # A mean over no rows is 0 instead of NaN.
+        values = [replica.if_counted(_aggregate(loss)) for loss in added]
+        kinds = rows.reductions.loss_reductions(len(added), training)
+        added = [
+            value if kind is Reduction.SUM else replica.by_rows(value)
+            for value, kind in zip(values, kinds, strict=True)
+        ]
     if is_all or keras_model.overrides(model, "compute_loss"):
         # Each replica counts 1/N of the loss, and the backward pass sums over the replicas.
         all_added = replica.sum_through(added) + penalties
@@ -145,7 +151,9 @@ class _ReplicaLoss:
             values = as_tensor(values)  # a Python number
         is_by_row = _has_rows(values, predicted) and _has_weight_per_row(values, sample_weight)
         if not (is_by_row and self._has_independent_rows(expected, predicted)):
-            _reset_scoped_values(before)  # the loss draws its random numbers once
+            if (scope := keras_model.stateless_scope()) is not None:
+                scope.state_mapping.clear()
+                scope.state_mapping.update(before)
             return self._of_full_batch(y_true, y_pred, sample_weight)
         masks = [m for m in (in_mask, keras_model.mask_of(values)) if m is not None]
         mask = (masks[0] & masks[1] if len(masks) == 2 else masks[0]) if masks else None
@@ -210,13 +218,6 @@ def _scoped_values() -> dict[int, Any]:
     return {} if scope is None else dict(scope.state_mapping)
 
 
-def _reset_scoped_values(before: dict[int, Any]) -> None:
-    """Undoes the assignments to variables since `_scoped_values`."""
-    if (scope := keras_model.stateless_scope()) is not None:
-        scope.state_mapping.clear()
-        scope.state_mapping.update(before)
-
-
 def _has_rows(values: Any, y_pred: Any) -> bool:
     """Returns whether a loss returned one value, or several, for each row."""
     if values.shape.rank == 0:
@@ -236,16 +237,6 @@ def _has_weight_per_row(values: Any, weight: Any) -> bool:
     rank = len(weight.shape)
     is_expanded = rank == len(values.shape) - 1 and values.shape[-1] == 1
     return rank == 0 or rank >= len(values.shape) or is_expanded
-
-
-def _parts_of_added(replica: Replica, added: list, rows: Rows, training: bool) -> list[tf.Tensor]:
-    """Returns the parts of added losses; a mean over no rows is 0 instead of NaN."""
-    values = [replica.if_counted(_aggregate(loss)) for loss in added]
-    kinds = rows.reductions.loss_reductions(len(added), training)
-    return [
-        value if kind is Reduction.SUM else replica.by_rows(value)
-        for value, kind in zip(values, kinds, strict=True)
-    ]
 
 
 def _aggregate(loss: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
@@ -290,7 +289,13 @@ def _preprocessed(x: keras.KerasTensor, make: Any) -> keras.KerasTensor:
 
     Networks that include their preprocessing get the pixels unchanged.
     """
-    mode = _mode(importlib.import_module(make.__module__))
+    import numpy as np
+
+    # The mode that the module's `preprocess_input` uses; empty if it changes nothing.
+    black = np.zeros((1, 1, 1, 3), "float32")
+    module = importlib.import_module(make.__module__)
+    first = float(module.preprocess_input(black, data_format="channels_last").flat[0])
+    mode = {-1.0: "tf", 0.0: "", -103.939: "caffe"}.get(round(first, 3), "torch")
     if mode == "tf":
         return layers.Rescaling(1 / 127.5, offset=-1.0)(x)
     if mode == "torch" and x.shape[-1] == 3:
@@ -299,12 +304,3 @@ def _preprocessed(x: keras.KerasTensor, make: Any) -> keras.KerasTensor:
         x = keras.ops.flip(x, axis=-1)  # BGR
         return layers.Rescaling(1.0, offset=[-103.939, -116.779, -123.68])(x)
     return x
-
-
-def _mode(module: ModuleType) -> str:
-    """Returns the `mode` that a module's `preprocess_input` uses; empty if it changes nothing."""
-    import numpy as np
-
-    black = np.zeros((1, 1, 1, 3), "float32")
-    first = float(module.preprocess_input(black, data_format="channels_last").flat[0])
-    return {-1.0: "tf", 0.0: "", -103.939: "caffe"}.get(round(first, 3), "torch")

@@ -175,14 +175,14 @@ def _as_dict(outcome: Verdict | TfdistError) -> dict:
     if isinstance(outcome, TfdistError):
         return {"passed": None if healthy(outcome) else False, "error": str(outcome)}
     numbers = [
-        {"what": d.what, "size": _finite(d.size), "times_tolerated": _finite(d.times)}
+        {
+            "what": d.what,
+            "size": d.size if math.isfinite(d.size) else None,
+            "times_tolerated": d.times if math.isfinite(d.times) else None,
+        }
         for d in outcome.differences
     ]
     return {"passed": outcome.passed} | outcome._asdict() | {"differences": numbers}
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _ranks(ranks: list[int]) -> str:
