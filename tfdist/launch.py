@@ -33,6 +33,7 @@ _LOG = logging.getLogger("tfdist.launch")
 _INPUTS = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 
 
+@command.main
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command.
 
@@ -41,16 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupt; `tfdist.errors.REQUEUE` if a scheduler preempted the run, which has saved a
         checkpoint.
     """
-
-    def parse_and_launch() -> int:
-        options = parse(sys.argv[1:] if arguments is None else arguments)
-        failure = launch(with_strategy(options))
-        if failure is None:
-            return 0
-        print(str(failure) if failure.preempted else f"error: {failure}", file=sys.stderr)
-        return failure.code
-
-    return command.run(parse_and_launch)
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    failure = launch(with_strategy(options))
+    if failure is None:
+        return 0
+    print(str(failure) if failure.preempted else f"error: {failure}", file=sys.stderr)
+    return failure.code
 
 
 def launch(options: Options) -> Failure | None:

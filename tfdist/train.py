@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _DESCRIPTION = "Trains a recipe under a strategy, and writes the results to a run folder."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
     Returns:
@@ -30,19 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     # At the end, collecting TensorFlow's and Keras's objects takes a second of CPU time.
     atexit.register(gc.freeze)
-
-    def parse_and_run() -> None:
-        with interrupts.preemption_raises():  # also while TensorFlow is imported
-            config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
-            saved = Path(config.run_dir or "", "checkpoints")
-            if config.run_dir and any(saved.glob("epoch-*/manifest.json")):
-                interrupts.note_checkpoint()  # a preemption before it is read changes nothing
-            if config.evaluate:
-                saved_model.evaluate(config)
-            else:
-                train(config)
-
-    return command.run(parse_and_run)
+    with interrupts.preemption_raises():  # also while TensorFlow is imported
+        config = flags.parse("python -m tfdist.train", _DESCRIPTION, arguments)
+        saved = Path(config.run_dir or "", "checkpoints")
+        if config.run_dir and any(saved.glob("epoch-*/manifest.json")):
+            interrupts.note_checkpoint()  # a preemption before it is read changes nothing
+        if config.evaluate:
+            saved_model.evaluate(config)
+        else:
+            train(config)
 
 
 def train(config: TrainConfig) -> keras.callbacks.History:

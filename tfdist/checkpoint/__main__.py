@@ -19,6 +19,7 @@ _ACTIONS = {
 }
 
 
+@command.main
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     parser = command.parser(_PROGRAM, "Lists, inspects, verifies and exports checkpoints.")
@@ -28,25 +29,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "path", metavar="PATH", help="a checkpoint, a folder of checkpoints, or a run folder"
     )
     parser.add_argument("to", metavar="TO", nargs="?", help="the file or folder that export writes")
+    given = command.parse(parser, arguments)
+    if (given.action == "export") != (given.to is not None):
+        raise ConfigurationError(
+            f"{given.action}: the argument TO is required for export, and only for export."
+        )
+    if given.action == "export":
+        target = Path(given.to)
+        from tfdist.checkpoint.export import export
+        from tfdist.checkpoint.store import checkpoints_of
 
-    def run() -> int:
-        given = command.parse(parser, arguments)
-        if (given.action == "export") != (given.to is not None):
-            raise ConfigurationError(
-                f"{given.action}: the argument TO is required for export, and only for export."
-            )
-        if given.action == "export":
-            target = Path(given.to)
-            from tfdist.checkpoint.export import export
-            from tfdist.checkpoint.store import checkpoints_of
-
-            newest = checkpoints_of(given.path)[0]
-            export(newest, target)
-            print(f"Exported the model of {newest} to {target}.")
-            return 0
-        return {"list": _list, "inspect": _inspect, "verify": _verify}[given.action](given.path)
-
-    return command.run(run)
+        newest = checkpoints_of(given.path)[0]
+        export(newest, target)
+        print(f"Exported the model of {newest} to {target}.")
+        return 0
+    return {"list": _list, "inspect": _inspect, "verify": _verify}[given.action](given.path)
 
 
 def _list(path: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import importlib
 import sys
@@ -39,6 +40,16 @@ def run(main: Callable[[], int | None]) -> int:
         # Iterators over data that an interrupt or an error has left would otherwise be deleted
         # while the interpreter ends, where waiting for a Python function in them never returns.
         gc.collect()
+
+
+def main(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
+    """Makes a command's `main` of a function of its arguments, which `run` calls."""
+
+    @functools.wraps(function)
+    def run_with(arguments: Sequence[str] | None = None) -> int:
+        return run(lambda: function(arguments))
+
+    return run_with
 
 
 def _run(main: Callable[[], int | None]) -> int:

@@ -35,12 +35,9 @@ _IDLE = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command, and returns its exit code: 0, or as `tfdist.console.command.run`."""
-    return command.run(lambda: _main(arguments))
-
-
-def _main(arguments: Sequence[str] | None) -> None:
     values = command.parse(_parser(), arguments)
     path = Path(values.script)
     # Whether other processes, or this script after a restart, must draw the same numbers.

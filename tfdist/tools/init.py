@@ -20,12 +20,9 @@ from tfdist.strategies import STRATEGIES
 _DESCRIPTION = "Asks six questions, writes a configuration, and prints the command that uses it."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    return command.run(lambda: _init(arguments))
-
-
-def _init(arguments: Sequence[str] | None) -> None:
     parser = command.parser("tfdist init", _DESCRIPTION)
     parser.add_argument("--file", default="tfdist.yaml", metavar="FILE", help="file to write")
     path = Path(command.parse(parser, arguments).file)

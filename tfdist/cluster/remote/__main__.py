@@ -16,12 +16,9 @@ from tfdist.errors import ConfigurationError
 _DESCRIPTION = "Serves the devices of this host to a training that names them."
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and returns its exit code."""
-    return command.run(lambda: _serve(arguments))
-
-
-def _serve(arguments: Sequence[str] | None) -> None:
     parser = command.parser("tfdist remote", _DESCRIPTION)
     parser.add_argument(
         "port", metavar="PORT", type=int, help="port to listen at, on all interfaces"

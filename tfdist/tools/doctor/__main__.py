@@ -25,12 +25,9 @@ GROUPS = {
 }
 
 
+@command.main
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code: 1 if a check failed, 130 after Ctrl-C."""
-    return command.run(lambda: _doctor(arguments))
-
-
-def _doctor(arguments: Sequence[str] | None) -> int:
     parser = command.parser("tfdist doctor", _DESCRIPTION)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(

@@ -24,12 +24,9 @@ _VARIABLES = {
 }  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and returns its exit code: 0, 1 for an error, 130 for an interrupt."""
-    return command.run(lambda: _install(arguments))
-
-
-def _install(arguments: Sequence[str] | None) -> None:
     parser = command.parser("tfdist install_horovod", _DESCRIPTION)
     parser.add_argument(
         "--mpi",

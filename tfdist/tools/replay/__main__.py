@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from jsonargparse import Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from tfdist.config import Spread, StrategyOptions, TrainConfig
@@ -27,12 +26,9 @@ _PLACE = {*Spread.model_fields, *StrategyOptions.model_fields} - {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and returns its exit code: 1 for an error, otherwise 0."""
-    return command.run(lambda: _replay(_parse(arguments)))
-
-
-def _parse(arguments: Sequence[str] | None) -> Namespace:
     parser = command.parser("tfdist replay", _DESCRIPTION)
     parser.add_argument("run", metavar="RUN", help="the run folder")
     parser.add_argument(
@@ -54,10 +50,7 @@ def _parse(arguments: Sequence[str] | None) -> Namespace:
     parser.add_argument(
         "--picture", metavar="FILE", help="PNG file for the images of these rows; default: none"
     )
-    return command.parse(parser, arguments)
-
-
-def _replay(given: Namespace) -> None:
+    given = command.parse(parser, arguments)
     run = Path(given.run)
     tables.check_path(given.picture, ".png") if given.picture else None
     try:

@@ -38,43 +38,40 @@ _DEFAULTS = {
 _FLAGS_WITH_VALUE = ("--folder", "--picture", "--price")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command and returns its exit code."""
     parser = command.parser(_PROGRAM, "Lists, shows, compares and deletes runs.")
     actions = parser.add_subcommands(dest="action")
     parsers = {name: _action_parser(name, what) for name, what in _ACTIONS.items()}
     for name, description in _ACTIONS.items():
         actions.add_subcommand(name, parsers[name], help=description)
+    words = sys.argv[1:] if arguments is None else arguments
+    values = command.parse(parser, _flags_last(words), subparsers=parsers)
+    given = values[values.action]
+    folder = storage.at(given.folder)
+    chosen = [folders.read(_path(folder, name)) for name in given.names]
+    if values.action == "list":
+        for one in chosen or folders.below(folder):
+            metrics = ", ".join(
+                f"{name} {value:.4g}" for name, value in _summary_metrics(one).items()
+            )
+            epochs = f"{len(one.epochs)} of {one.config.get('epochs', '?')} epochs"
+            size = units.format_bytes(one.num_bytes)
+            print(f"{one.path}\n    {one.started}  {one.state}, {epochs}, {size}  {metrics}")
+    elif values.action == "show":
+        for one in chosen or folders.below(folder)[:1]:
+            _show(one, given.price)
+    elif values.action == "page":
+        from tfdist.tools.runs import page  # imported here, because matplotlib takes a second
 
-    def run() -> None:
-        words = sys.argv[1:] if arguments is None else arguments
-        values = command.parse(parser, _flags_last(words), subparsers=parsers)
-        given = values[values.action]
-        folder = storage.at(given.folder)
-        chosen = [folders.read(_path(folder, name)) for name in given.names]
-        if values.action == "list":
-            for one in chosen or folders.below(folder):
-                metrics = ", ".join(
-                    f"{name} {value:.4g}" for name, value in _summary_metrics(one).items()
-                )
-                epochs = f"{len(one.epochs)} of {one.config.get('epochs', '?')} epochs"
-                size = units.format_bytes(one.num_bytes)
-                print(f"{one.path}\n    {one.started}  {one.state}, {epochs}, {size}  {metrics}")
-        elif values.action == "show":
-            for one in chosen or folders.below(folder)[:1]:
-                _show(one, given.price)
-        elif values.action == "page":
-            from tfdist.tools.runs import page  # imported here, because matplotlib takes a second
-
-            for one in chosen or folders.below(folder)[:1]:
-                print(page.write(one))
-        elif values.action == "compare":
-            _compare(chosen or folders.below(folder)[:2], Path(given.picture))
-        else:
-            empty = (r for r in folders.below(folder) if r.state == "stopped" and not r.epochs)
-            _clean(chosen or list(empty), given.yes)
-
-    return command.run(run)
+        for one in chosen or folders.below(folder)[:1]:
+            print(page.write(one))
+    elif values.action == "compare":
+        _compare(chosen or folders.below(folder)[:2], Path(given.picture))
+    else:
+        empty = (r for r in folders.below(folder) if r.state == "stopped" and not r.epochs)
+        _clean(chosen or list(empty), given.yes)
 
 
 def _action_parser(name: str, description: str) -> ArgumentParser:

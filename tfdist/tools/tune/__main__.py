@@ -23,26 +23,23 @@ _DESCRIPTION = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a subcommand and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     end = words.index("--") if "--" in words else len(words)
     tune_arguments, training = words[:end], words[end + 1 :]
-
-    def parse_and_run() -> None:
-        try:
-            command.run_one_of(
-                COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments,
-                lambda _, values: values.update(training=training),
-            )  # fmt: skip
-        except ConfigurationError as error:
-            if training or not str(error).startswith("unrecognized arguments"):
-                raise
-            raise ConfigurationError(
-                f"{error}\nWrite flags of python -m tfdist.train after --, as in -- --epochs 1."
-            ) from None
-
-    return command.run(parse_and_run)
+    try:
+        command.run_one_of(
+            COMMANDS, _PROGRAM, _DESCRIPTION, tune_arguments,
+            lambda _, values: values.update(training=training),
+        )  # fmt: skip
+    except ConfigurationError as error:
+        if training or not str(error).startswith("unrecognized arguments"):
+            raise
+        raise ConfigurationError(
+            f"{error}\nWrite flags of python -m tfdist.train after --, as in -- --epochs 1."
+        ) from None
 
 
 if __name__ == "__main__":
