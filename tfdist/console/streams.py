@@ -30,18 +30,14 @@ class _LossyFile(io.FileIO):
             except OSError as error:
                 if error.errno not in _LOST:
                     raise
-                self._warn(error)
+                if not self._warned:
+                    self._warned = True
+                    say(3 - self.fileno(), lost(_NAMES[self.fileno()], error))
                 return len(memoryview(data).cast("B"))
             if written is not None:
                 return written
             # Another process that shares the terminal made it non-blocking, and it is full.
             select.select([], [self.fileno()], [])
-
-    def _warn(self, error: OSError) -> None:
-        if self._warned:
-            return
-        self._warned = True
-        say(3 - self.fileno(), lost(_NAMES[self.fileno()], error))
 
 
 def lost(name: str, error: Exception) -> str:

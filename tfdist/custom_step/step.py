@@ -228,15 +228,10 @@ class CustomStep:
 
     def _on_replica(self, index: int, total_rows: tf.Tensor, share: Share) -> tuple[dict, dict]:
         """Returns new values of variables, by place, and logs: the same on all replicas."""
-        if self.full_batch_reason:
-            return self._of_full_batch(index, share)
-        return self._on_rows(index, total_rows, share)
-
-    def _of_full_batch(self, index: int, share: Share) -> tuple[dict, dict]:
-        """Returns what the first replica computes from the full batch, on all replicas.
-
-        The others do not call the step: what it does in Python happens once per process.
-        """
+        if not self.full_batch_reason:
+            return self._on_rows(index, total_rows, share)
+        # The first replica computes the full batch. The others do not call the step: what it does
+        # in Python happens once per process.
         if index == 0:
             self._of_first = self._on_rows(index, share.num_rows, share)
         number = self._strategy.first_replica + index
@@ -280,20 +275,17 @@ class CustomStep:
         with scope, replica:
             logs = flat_logs(getattr(self._model, self._name)(share.rows))
             logs = {name: tf.cast(logs[name], v.dtype) for name, v in self._logs.items()}
-            self._check_shapes(logs)
+            for key, log in logs.items():
+                if log.shape != self._logs[key].shape:
+                    raise UnsupportedModelError(
+                        f"{self.cause} returns {key!r} with a value for each row. Return a number, "
+                        "or the result of a metric."
+                    )
             if isinstance(run, ReplicaRun):
                 news, logs = run.finish(scope, old, logs)
             else:
                 news = {key: scope.state_mapping[key] for key in scope.updated}
         return {self._place(scope.updated[key]): new for key, new in news.items()}, logs
-
-    def _check_shapes(self, logs: dict[str, tf.Tensor]) -> None:
-        for name, log in logs.items():
-            if log.shape != self._logs[name].shape:
-                raise UnsupportedModelError(
-                    f"{self.cause} returns {name!r} with a value for each row. Return a number, or "
-                    "the result of a metric."
-                )
 
     def _place(self, variable: keras.Variable) -> int:
         """Returns the number of a variable, the same on all replicas."""

@@ -54,9 +54,23 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
     """
     with strategy.scope():
         values = [(v, tf.convert_to_tensor(v)) for v in _variables_of(model)]
-        scope, logs = _try_step(model, getattr(model, name), batch, values)
-        optimizers = keras_optimizers.optimizers_of(model)
-        _check_owned([*optimizers, *(optimizer for optimizer, _ in scope.unbuilt)], strategy)
+        scope = CustomStepScope(values, LocalRun(), {}, trial=True)
+        with (
+            scope,  # exited last: only then new variables get their initial values
+            patched_for_custom_step(model),
+            losses_of_one_device(),
+            batch_norm.fixed_moments(model),
+            variables_assigned_by(_refused),
+            python_state_kept(model),
+        ):
+            logs = getattr(model, name)(batch)
+        unbuilt = [optimizer for optimizer, _ in scope.unbuilt]
+        for optimizer in [*keras_optimizers.optimizers_of(model), *unbuilt]:
+            if not all(strategy.variables.owns(v.value) for v in optimizer.variables):
+                raise ConfigurationError(
+                    f"The optimizer {optimizer.name!r} was created outside of build_model, so its "
+                    "variables are not on the replicas. Create it inside of build_model."
+                )
         for optimizer, variables in scope.unbuilt:
             if not optimizer.built:
                 optimizer.build(variables)
@@ -64,31 +78,6 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
     changed += [v for optimizer, _ in scope.unbuilt for v in optimizer.variables]
     shapes = {name: tuple(np.shape(value)) for name, value in flat_logs(logs).items()}
     return BuiltStep(list({id(v): v for v in changed}.values()), shapes)
-
-
-def _check_owned(optimizers: Sequence[keras.optimizers.Optimizer], strategy: Strategy) -> None:
-    for optimizer in optimizers:
-        if not all(strategy.variables.owns(v.value) for v in optimizer.variables):
-            raise ConfigurationError(
-                f"The optimizer {optimizer.name!r} was created outside of build_model, so its "
-                "variables are not on the replicas. Create it inside of build_model."
-            )
-
-
-def _try_step(
-    model: keras.Model, step: StepFn, batch: Any, values: list[tuple[keras.Variable, tf.Tensor]]
-) -> tuple[CustomStepScope, Any]:
-    """Runs a step; returns the scope with the values of variables, and the logs."""
-    scope = CustomStepScope(values, LocalRun(), {}, trial=True)
-    with (
-        scope,  # exited last: only then new variables get their initial values
-        patched_for_custom_step(model),
-        losses_of_one_device(),
-        batch_norm.fixed_moments(model),
-        variables_assigned_by(_refused),
-        python_state_kept(model),
-    ):
-        return scope, step(batch)
 
 
 def _refused(variable: tf.Variable, *_: Any, **__: Any) -> None:

@@ -80,9 +80,11 @@ def _is_of_keras_2(source: object) -> bool:
 
 
 def _create(
-    source: BuildModel, strategy: Strategy, policy: str | None,
+    source: BuildModel,
+    strategy: Strategy,
+    policy: str | None,
     loss_scale: precision.LossScale | None,
-) -> keras.Model:  # fmt: skip
+) -> keras.Model:
     if _is_of_keras_2(source):  # it can be called, as a function that builds a model
         raise ConfigurationError(_not_a_model(source))
     if isinstance(source, keras.Model):

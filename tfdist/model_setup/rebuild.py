@@ -25,7 +25,12 @@ def rebuild(model: keras.Model) -> keras.Model:
     """
     try:
         if keras_model.can_be_cloned(model):
-            copied = _clone_uncompiled(model)
+            # Without the compilation, so that a custom loss need not be registered.
+            compiled, model.compiled = model.compiled, False
+            try:
+                copied = keras.models.clone_model(model)
+            finally:
+                model.compiled = compiled
         else:
             copied = _from_config(model)
             if keras_layers.first_of_other_dtype(model, copied) is not None:
@@ -106,15 +111,6 @@ def _from_config(model: keras.Model) -> keras.Model:
         return kind.from_config(config | shared)
     except Exception:  # of a class that expects configurations only
         return kind.from_config(config)
-
-
-def _clone_uncompiled(model: keras.Model) -> keras.Model:
-    """Clones the layers without the compilation, so that a custom loss need not be registered."""
-    compiled, model.compiled = model.compiled, False
-    try:
-        return keras.models.clone_model(model)
-    finally:
-        model.compiled = compiled
 
 
 def compile_like(model: keras.Model, copied: keras.Model) -> None:

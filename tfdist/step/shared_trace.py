@@ -102,7 +102,11 @@ class SharedTrace:
                 for c in traced.captured
             ]
         )
-        handles = [_handles(traced.variables)] if traced.variables else []
+        handles = []  # those of this replica's variables, made outside of the traced graph
+        if traced.variables:
+            local = [mirrored_variables.local(v).handle for v in traced.variables]
+            with tf.init_scope(), tf.device(None):
+                handles.append(tf.raw_ops.Pack(values=local, axis=0))
         with calls_as_traced() if traced.is_optimized else nullcontext():
             return traced.function(*handles, *arguments)
 
@@ -248,14 +252,6 @@ def _rebuilt(
 
     handles = [tf.TensorSpec([len(variables)], tf.resource)] if variables else []
     return _function(rebuilt).get_concrete_function(*handles, *arguments)
-
-
-def _handles(variables: list[tf.Variable]) -> tf.Tensor:
-    """Returns the handles of this replica's variables, made outside of the traced graph."""
-    with tf.init_scope(), tf.device(None):
-        return tf.raw_ops.Pack(
-            values=[mirrored_variables.local(v).handle for v in variables], axis=0
-        )
 
 
 def _function(fn: Callable[..., Any]) -> Any:

@@ -16,16 +16,11 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command.main
+def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a subcommand and returns the exit code: 0, 1 after an error, 130 after an interrupt."""
-    return command.run(
-        lambda: command.run_one_of(
-            COMMANDS,
-            "tfdist plan",
-            "Predicts the memory and the scaling of a training run, and chooses its layout.",
-            arguments,
-        )
-    )
+    what = "Predicts the memory and the scaling of a training run, and chooses its layout."
+    command.run_one_of(COMMANDS, "tfdist plan", what, arguments)
 
 
 if __name__ == "__main__":
