@@ -211,9 +211,24 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     if tf.config.list_physical_devices("GPU"):
         compile_cache.compile_in_parallel()
     if devices is None:
-        return _all(default_cpus)
+        try:
+            configure(default_cpus)
+        except DeviceError as error:
+            # Fewer replicas give the same results, but more slowly.
+            warnings.warn(f"{error} Continuing with {len(available())}.", stacklevel=3)
+        names = available()
+        return names if names[0].startswith("GPU") else names[:default_cpus]
     if isinstance(devices, int):
-        return _first(devices)
+        if devices < 1:
+            raise DeviceError(f"devices={devices}: expected at least 1.")
+        configure(devices)
+        names = available()
+        if devices > len(names):
+            raise DeviceError(
+                f"devices={devices}, but only {len(names)} GPUs are visible to this process. "
+                f"Use at most {len(names)}."
+            )
+        return names[:devices]
     if connection.names_remote(devices):
         return _with_remote(devices)
     names = _normalized(devices)
@@ -226,11 +241,10 @@ def resolve(devices: int | str | Sequence[str] | None, default_cpus: int) -> lis
     ]
     if cpus:
         _split_cpu(max(cpus) + 1)
-    available = _logical("CPU") + _logical("GPU")
-    if unknown := [name for name in names if name not in available]:
+    existing = _logical("CPU") + _logical("GPU")
+    if unknown := [name for name in names if name not in existing]:
         raise DeviceError(
-            f"Device {', '.join(unknown)} does not exist. Available devices: "
-            f"{', '.join(available)}."
+            f"Device {', '.join(unknown)} does not exist. Available devices: {', '.join(existing)}."
         )
     return names
 
@@ -294,31 +308,6 @@ def _limit_threads() -> None:
     is_set = tf.config.threading.get_intra_op_parallelism_threads()
     if cores < num_bound_cores() and not is_set and not has_started():
         tf.config.threading.set_intra_op_parallelism_threads(cores)
-
-
-def _all(default_cpus: int) -> list[str]:
-    """Returns all GPUs, or up to `default_cpus` logical CPU devices."""
-    try:
-        configure(default_cpus)
-    except DeviceError as error:
-        # Fewer replicas give the same results, but more slowly.
-        warnings.warn(f"{error} Continuing with {len(available())}.", stacklevel=4)
-    names = available()
-    return names if names[0].startswith("GPU") else names[:default_cpus]
-
-
-def _first(num_devices: int) -> list[str]:
-    """Returns the names of the first devices, after creating logical CPU devices if necessary."""
-    if num_devices < 1:
-        raise DeviceError(f"devices={num_devices}: expected at least 1.")
-    configure(num_devices)
-    names = available()
-    if num_devices > len(names):
-        raise DeviceError(
-            f"devices={num_devices}, but only {len(names)} GPUs are visible to this process. "
-            f"Use at most {len(names)}."
-        )
-    return names[:num_devices]
 
 
 def _split_cpu(num_devices: int) -> None:

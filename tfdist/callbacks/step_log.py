@@ -178,7 +178,13 @@ class StepLog(keras.callbacks.Callback):
         if self._tokens_per_row:
             row["tokens_per_second"] = rate * self._tokens_per_row
         row["data_wait_share"] = min(1.0, waited / max(seconds, 1e-9))
-        row["learning_rate"] = _learning_rate(self.model)
+        try:
+            learning_rate = float(
+                keras.ops.convert_to_numpy(unwrapped(self.model.optimizer).learning_rate)
+            )
+        except (AttributeError, TypeError, ValueError):  # an optimizer without one
+            learning_rate = None
+        row["learning_rate"] = learning_rate
         if rows and "loss" in logs and self._has_mean_loss:
             row["step_loss"] = self._loss.update(float(logs["loss"]))
         if use := self._stats.gpu_use:
@@ -221,13 +227,6 @@ def peak_memory() -> int:
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _learning_rate(model: keras.Model) -> float | None:
-    try:
-        return float(keras.ops.convert_to_numpy(unwrapped(model.optimizer).learning_rate))
-    except (AttributeError, TypeError, ValueError):  # an optimizer without one
-        return None
 
 
 def _tokens_per_row(model: keras.Model) -> int:

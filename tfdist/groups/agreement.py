@@ -65,16 +65,12 @@ def from_rank0(group: ProcessGroup, make: Callable[[], str]) -> str:
         raise error
     if failed is not None:
         kind, message = failed
-        raise _recreated(kind, message)
+        try:
+            error = kind(message)
+        except TypeError:  # the type needs more arguments
+            error = TfdistError(message)
+        raise error
     return received
-
-
-def _recreated(kind: type[TfdistError], message: str) -> TfdistError:
-    """Creates an error of a type, or of its base class if the type needs more arguments."""
-    try:
-        return kind(message)
-    except TypeError:
-        return TfdistError(message)
 
 
 # ---- variables ----

@@ -94,7 +94,13 @@ def in_order(gradients: Mapping[int, Any], num_bytes: int | str | None) -> list[
     limit = _fitting(total) if isinstance(num_bytes, str) else num_bytes
     if limit is None or total <= limit:
         return [sorted(gradients, reverse=True)]
-    indices = _by_creation_order(gradients)
+    # A tape adds operations to a graph in an order in which they can run. It is the same on all
+    # workers that run the same program.
+    indices = sorted(gradients, reverse=True)
+    if not tf.executing_eagerly():
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        created = {operation.name: number for number, operation in enumerate(operations)}
+        indices.sort(key=lambda i: created.get(_values(gradients[i]).op.name, 0))
     return consecutive(indices, [_size(gradients[i]) for i in indices], limit)
 
 
@@ -143,20 +149,6 @@ def by_index(order: Sequence[Sequence[int]], results: Sequence[Sequence[S]]) -> 
 
 def _fitting(num_bytes: int) -> int:
     return min(max(num_bytes // _PART, _SMALLEST), _LARGEST)
-
-
-def _by_creation_order(gradients: Mapping[int, Any]) -> list[int]:
-    """Sorts indices by the order in which the tape created the gradients; eagerly, last to first.
-
-    The order in which a tape adds operations to a graph is an order in which they can run. It is
-    the same on all workers that run the same program.
-    """
-    indices = sorted(gradients, reverse=True)
-    if tf.executing_eagerly():
-        return indices
-    operations = tf.compat.v1.get_default_graph().get_operations()
-    created = {operation.name: number for number, operation in enumerate(operations)}
-    return sorted(indices, key=lambda i: created.get(_values(gradients[i]).op.name, 0))
 
 
 def _values(gradient: Any) -> tf.Tensor:

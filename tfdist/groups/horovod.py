@@ -94,7 +94,11 @@ class HorovodGroup(ProcessGroup):
         return whole.numpy().reshape(self.size, -1)
 
     def describe(self) -> dict[str, str]:
-        return {"all-reduce": _transport(self._hvd)}
+        if self._hvd.nccl_built() and tf.config.get_visible_devices("GPU"):
+            transport = "NCCL"
+        else:
+            transport = "MPI" if self._hvd.mpi_enabled() else "Gloo"
+        return {"all-reduce": transport}
 
     def silent(self) -> list[int]:
         return _silent()
@@ -223,10 +227,3 @@ def limit_visible_gpus(local_rank: int, local_size: int) -> int:
 
 def _silent() -> list[int]:
     return liveness.silent(_others)
-
-
-def _transport(hvd: Any) -> str:
-    """Returns the transport of all-reduces, as far as it is known."""
-    if hvd.nccl_built() and tf.config.get_visible_devices("GPU"):
-        return "NCCL"
-    return "MPI" if hvd.mpi_enabled() else "Gloo"

@@ -159,21 +159,18 @@ class LARS(MomentumSGD):
         dtype, index = variable.dtype, keras_optimizers.index_of(self, variable)
         gradient, rate = dense(gradient, dtype), ops.cast(learning_rate, dtype)
         if self._decays[index]:
-            rate = ops.multiply(rate, self._ratio(gradient, variable))
+            # The trust ratio, a scalar of the weight's dtype.
+            weight_norm, gradient_norm = _norm(variable), _norm(gradient)
+            nonzero = ops.logical_and(weight_norm > 0, gradient_norm > 0)
+            divisor = ops.where(nonzero, gradient_norm + self.decay * weight_norm, 1.0)
+            ratio = ops.where(nonzero, self.trust * weight_norm / divisor, 1.0)
+            rate = ops.multiply(rate, ops.cast(ratio, variable.dtype))
         gradient = self._decayed(gradient, variable, index)
         velocity = self.velocities[index]
         momentum = ops.cast(self.momentum, dtype)
         step = ops.add(ops.multiply(velocity, momentum), ops.multiply(gradient, rate))
         self.assign(velocity, step)
         self.assign_sub(variable, step)
-
-    def _ratio(self, gradient: Any, variable: Any) -> Any:
-        """Returns q, a scalar of the weight's dtype."""
-        weight_norm, gradient_norm = _norm(variable), _norm(gradient)
-        nonzero = ops.logical_and(weight_norm > 0, gradient_norm > 0)
-        divisor = ops.where(nonzero, gradient_norm + self.decay * weight_norm, 1.0)
-        ratio = ops.where(nonzero, self.trust * weight_norm / divisor, 1.0)
-        return ops.cast(ratio, variable.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of this optimizer, as Keras saves them."""

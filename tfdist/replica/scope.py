@@ -96,7 +96,14 @@ class Scope(ReplicaScope):
             compute: Returns the gradients of sources. Those of sharded variables are lists.
             variables: Plain or sharded.
         """
-        sources = [self._source(variable) for variable in variables]
+        sources: list[Any] = []
+        for variable in variables:
+            if (new := self.assigned(variable)) is not None:  # by a layer
+                sources.append(new)
+            elif is_joined_to_read(variable):
+                sources.append(self.gather.reads(variable))  # all tensors that were read of it
+            else:
+                sources.append(source_of(variable))
         if "gather" not in vars(self):
             return compute(sources)
         with self.gather.backward():
@@ -143,17 +150,6 @@ class Scope(ReplicaScope):
                 self.add_update((variable, tf.where(is_first, new, old)))
             else:
                 self.alike.setdefault(key, old is not None)
-
-    def _source(self, variable: keras.Variable) -> Any:
-        """Returns what to differentiate with respect to.
-
-        That is the new value if a layer has assigned to the variable, and a list of all tensors
-        that were read of it if the variable is sharded.
-        """
-        new = self.assigned(variable)
-        if new is not None:
-            return new
-        return self.gather.reads(variable) if is_joined_to_read(variable) else source_of(variable)
 
 
 def layer_inputs_noted() -> AbstractContextManager[None]:

@@ -58,7 +58,14 @@ def parse(program: str, description: str, arguments: Sequence[str] | None) -> Tr
         raise SystemExit(0)
     only_print = given.pop("print_config", False)
     files = [settings_file.read(file) for file in given.pop("config", ())]
-    hyperparameters = _hyperparameter_flags(given.pop("set", ()))
+    # Such as `--set depth=34`; lists are YAML.
+    hyperparameters: dict[str, Setting] = {}
+    for word in given.pop("set", ()):
+        name, is_one, text = word.partition("=")
+        if not is_one:
+            raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
+        value = text if text[:1] not in ("[", "{") else _yaml(text, f"--set {name}")
+        hyperparameters[f"{HYPERPARAMETER_PREFIX}{name}"] = Setting(value, f"--set {name}")
     flags = {name: Setting(value, flag(name)) for name, value in given.items()} | hyperparameters
     layers = [*files, flags]
     try:
@@ -231,18 +238,6 @@ def _message(detail: Any) -> str:
     """Returns pydantic's message, but an example in place of a regular expression."""
     example = EXAMPLES.get(detail.get("ctx", {}).get("pattern"))
     return f"a value like {example}" if example else str(detail["msg"])
-
-
-def _hyperparameter_flags(words: Sequence[str]) -> dict[str, Setting]:
-    """Returns the hyperparameters of flags such as `--set depth=34`; lists are YAML."""
-    settings: dict[str, Setting] = {}
-    for word in words:
-        name, is_one, text = word.partition("=")
-        if not is_one:
-            raise ConfigurationError(f"--set {word}: expected NAME=VALUE.")
-        value = text if text[:1] not in ("[", "{") else _yaml(text, f"--set {name}")
-        settings[f"{HYPERPARAMETER_PREFIX}{name}"] = Setting(value, f"--set {name}")
-    return settings
 
 
 def _yaml(text: str, place: str) -> Any:

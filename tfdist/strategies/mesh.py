@@ -191,22 +191,12 @@ def from_keras(distribution: Any) -> tuple[Mesh, list[str], dict[str, Any]]:
             "for the model."
         )
     (axis,) = others
-    layout = _rules(distribution, axis)
-    mesh = Mesh({"data": sizes[batch], "tensor": others[axis]})
-    return mesh, _devices(device_mesh), {"layout": layout}
-
-
-def _devices(device_mesh: Any) -> list[str]:
-    return [str(name).upper() for name in device_mesh.devices.flatten()]
-
-
-def _rules(distribution: Any, axis: str) -> dict[str, Sequence[str | None]]:
-    """Returns tfdist's rules for the layout map of a `ModelParallel`."""
+    # Rules for the layout map of a `ModelParallel`.
     from tfdist.upstream.keras_layers import layout_map_of
 
-    rules: dict[str, Sequence[str | None]] = {}
-    for pattern, layout in layout_map_of(distribution).items():
-        axes = [None if name is None else str(name) for name in layout.axes]
+    layout: dict[str, Sequence[str | None]] = {}
+    for pattern, mapped in layout_map_of(distribution).items():
+        axes = [None if name is None else str(name) for name in mapped.axes]
         if other := {name for name in axes if name not in (None, axis)}:
             raise ConfigurationError(
                 f"The layout of {pattern!r} splits a weight along {', '.join(map(repr, other))}, "
@@ -214,5 +204,10 @@ def _rules(distribution: Any, axis: str) -> dict[str, Sequence[str | None]]:
                 "shard weights over data-parallel devices, use strategy 'sharded'."
             )
         if any(axes) and len(axes) > 1:  # a bias is split as its kernel is
-            rules[rf"^(?:{pattern})$"] = ["model" if name else None for name in axes]
-    return rules
+            layout[rf"^(?:{pattern})$"] = ["model" if name else None for name in axes]
+    mesh = Mesh({"data": sizes[batch], "tensor": others[axis]})
+    return mesh, _devices(device_mesh), {"layout": layout}
+
+
+def _devices(device_mesh: Any) -> list[str]:
+    return [str(name).upper() for name in device_mesh.devices.flatten()]

@@ -261,7 +261,13 @@ def keras_application(
     Raises:
         ConfigurationError: There is no such network, or its weights cannot be loaded.
     """
-    make = _function(application)
+    names = [n for n, f in vars(keras.applications).items() if inspect.isfunction(f)]
+    if application not in names:
+        raise ConfigurationError(
+            f"application={application}: keras.applications has no such network; choose one of "
+            f"{', '.join(sorted(names))}.{did_you_mean(application, names)}"
+        )
+    make = getattr(keras.applications, application)
     inputs = keras.Input(input_shape)
     with policy(dtype_policy):  # the functions of keras.applications take no dtype
         x = inputs if scale in (None, 1 / 255) else layers.Rescaling(255 * scale)(inputs)
@@ -271,17 +277,6 @@ def keras_application(
         x = layers.Dropout(dropout)(backbone.output) if dropout else backbone.output
         logits = head.logits(x, num_classes, dtype_policy)
     return keras.Model(inputs, logits, name="keras_application")
-
-
-def _function(name: str) -> Any:
-    """Returns the function of `keras.applications` with this name."""
-    names = [n for n, f in vars(keras.applications).items() if inspect.isfunction(f)]
-    if name not in names:
-        raise ConfigurationError(
-            f"application={name}: keras.applications has no such network; choose one of "
-            f"{', '.join(sorted(names))}.{did_you_mean(name, names)}"
-        )
-    return getattr(keras.applications, name)
 
 
 def _preprocessed(x: keras.KerasTensor, make: Any) -> keras.KerasTensor:

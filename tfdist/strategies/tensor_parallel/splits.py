@@ -149,7 +149,13 @@ def ways(layer: keras.layers.Layer, num_devices: int) -> list[Split]:
         outputs = [layer.depth_multiplier * size for size in inputs]
         splits = [_channels(layer, AlongAxis(len(kernel.shape) - 2, inputs), inputs, outputs)]
     elif getattr(layer, "groups", 1) > 1:
-        splits = [_groups(layer, num_devices)]
+        splits = []
+        if layer.groups == num_devices:  # as in AlexNet: each computes a convolution without groups
+            kernel = kernel_of(layer)
+            outputs = [layer.filters // num_devices] * num_devices
+            inputs = [kernel.shape[-2]] * num_devices
+            division = AlongAxis(len(kernel.shape) - 1, outputs)
+            splits = [_channels(layer, division, inputs, outputs)]
     else:
         splits = _affine(layer, num_devices)
     present = [way for way in splits if way is not None]
@@ -189,16 +195,6 @@ def _affine(layer: Any, num_devices: int) -> list[Split]:
     inputs = shard_sizes(kernel.shape[of_inputs], num_devices)
     cuts = [Cut(kernel, AlongAxis(of_inputs, inputs)), *_lora(layer, of_inputs, inputs)]
     return [column, Split(layer, "row", cuts, inputs=AlongAxis(channels, inputs))]
-
-
-def _groups(layer: Any, num_devices: int) -> Split | None:
-    """Puts one group on each device, as in AlexNet: each computes a convolution without groups."""
-    if layer.groups != num_devices:
-        return None
-    kernel = kernel_of(layer)
-    outputs = [layer.filters // num_devices] * num_devices
-    inputs = [kernel.shape[-2]] * num_devices
-    return _channels(layer, AlongAxis(len(kernel.shape) - 1, outputs), inputs, outputs)
 
 
 def _channels(

@@ -41,7 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = {
         title: _lines(title) for title in GROUPS if chosen.all_reduce or title != "all-reduce"
     }
-    if _is_chief_or_unknown():
+    from tfdist import cluster
+    from tfdist.errors import ClusterError
+
+    try:
+        is_chief = cluster.is_chief()
+    except ClusterError:  # the rank is unknown
+        is_chief = True
+    if is_chief:
         if chosen.json:
             print(report.as_json(groups))
         else:
@@ -58,17 +65,6 @@ def _lines(title: str) -> list[Check]:
         return [Check(title, str(error), "wrong", "correct what the message names")]
     except Exception as error:
         return [Check(title, f"{type(error).__name__}: {error}", "wrong", "report this as a bug")]
-
-
-def _is_chief_or_unknown() -> bool:
-    """Returns whether this process is rank 0, or its rank is unknown."""
-    from tfdist import cluster
-    from tfdist.errors import ClusterError
-
-    try:
-        return cluster.is_chief()
-    except ClusterError:
-        return True
 
 
 if __name__ == "__main__":

@@ -47,7 +47,16 @@ def checks() -> list[Check]:
 
     build = tf.sysconfig.get_build_info()
     details = list(map(_details, tf.config.list_physical_devices("GPU")))
-    driver_gpus = _visible(gpus.facts("name,driver_version"))
+    # nvidia-smi ignores CUDA_VISIBLE_DEVICES. An entry of it that is no number is a UUID of a GPU or
+    # a MIG instance.
+    installed = driver_gpus = gpus.facts("name,driver_version")
+    entries = gpus.visible(os.environ)
+    if entries is not None:
+        driver_gpus = []
+        for entry in entries if installed else ():
+            if entry.isdecimal() and int(entry) >= len(installed):
+                break  # CUDA ignores this entry and the ones after it
+            driver_gpus.append(installed[int(entry)] if entry.isdecimal() else entry)
     lines = [
         Check("CPUs", f"{len(tf.config.list_physical_devices('CPU'))} device"),
         _gpus([f"{gpu['name']} {gpu['device_name']}" for gpu in details], driver_gpus, build),
@@ -73,23 +82,6 @@ def _onednn_skips_float16() -> bool:
         return False
     flags = set(_CPU_INFO.read_text().split())
     return not flags.isdisjoint({"avx512_vnni", "avx_vnni"}) and "avx512_fp16" not in flags
-
-
-def _visible(installed: list[str]) -> list[str]:
-    """Returns the driver's GPUs that `CUDA_VISIBLE_DEVICES` makes visible.
-
-    nvidia-smi ignores the variable. An entry that is not a number is a UUID of a GPU or a MIG
-    instance.
-    """
-    entries = gpus.visible(os.environ)
-    if entries is None:
-        return installed
-    visible = []
-    for entry in entries if installed else ():
-        if entry.isdecimal() and int(entry) >= len(installed):
-            break  # CUDA ignores this entry and the ones after it
-        visible.append(installed[int(entry)] if entry.isdecimal() else entry)
-    return visible
 
 
 def _gpus(seen: list[str], driver_gpus: list[str], build: dict[str, Any]) -> Check:

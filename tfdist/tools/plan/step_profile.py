@@ -130,13 +130,18 @@ def _sample(
     peak = sum(tf.config.experimental.get_memory_info(name)["peak"] for name in allocators)
     exchanged = reports.measure_exchange(trainer.strategy, trainer.model)
     weights = trainer.model.trainable_variables
+    if not names[0].startswith("GPU"):
+        device = "CPU"
+    else:
+        (gpu, *_) = tf.config.get_visible_devices("GPU")
+        device = str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))
     return Sample(
         seconds,
         exchanged[0] if exchanged else 0.0,
         trainer.stats.data_wait_share * seconds,
         sum(4 * int(w.value.shape.num_elements()) for w in weights),
         peak,
-        _device_name(names[0]),
+        device,
         utilization,
     )
 
@@ -182,10 +187,3 @@ def write(measured: Profile, path: str) -> None:
     """Writes a profile as JSON."""
     with files.replacing(Path(path)) as temporary:
         temporary.write_text(json.dumps(measured._asdict(), indent=1) + "\n")
-
-
-def _device_name(name: str) -> str:
-    if not name.startswith("GPU"):
-        return "CPU"
-    (gpu, *_) = tf.config.get_visible_devices("GPU")
-    return str(tf.config.experimental.get_device_details(gpu).get("device_name", "GPU"))

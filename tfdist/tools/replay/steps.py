@@ -178,9 +178,18 @@ def _first_non_finite(values: Mapping[str, Any]) -> str:
 def show(last: LastStep, num_worst: int, picture: str | None) -> None:
     """Prints a step."""
     gradients = sorted(last.gradients.items(), key=lambda one: -_size(one[1]))
+    if not last.num_compared:
+        verdict = "the run logged none of these steps; --log-every N chooses them"
+    else:
+        steps = f"over {last.num_compared} logged steps"
+        metric, largest = max(last.differences.items(), key=lambda one: one[1], default=("", 0.0))
+        if not largest:
+            verdict = f"equal, bit for bit, {steps}"
+        else:
+            verdict = f"largest relative difference {largest:.1e}, {metric}, {steps}"
     tables.facts(
         last.facts.items(),
-        [("compared with the run", _verdict(last))],
+        [("compared with the run", verdict)],
         [("first non-finite value", last.non_finite or "none")],
         [(f"gradient of {name}", f"{norm:.4g}") for name, norm in gradients[:_MOST_WEIGHTS]],
     )
@@ -206,13 +215,3 @@ def show(last: LastStep, num_worst: int, picture: str | None) -> None:
 
 def _size(number: float) -> float:
     return number if math.isfinite(number) else math.inf
-
-
-def _verdict(last: LastStep) -> str:
-    if not last.num_compared:
-        return "the run logged none of these steps; --log-every N chooses them"
-    steps = f"over {last.num_compared} logged steps"
-    name, largest = max(last.differences.items(), key=lambda one: one[1], default=("", 0.0))
-    if not largest:
-        return f"equal, bit for bit, {steps}"
-    return f"largest relative difference {largest:.1e}, {name}, {steps}"

@@ -53,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = [folders.read(_path(folder, name)) for name in given.names]
     if values.action == "list":
         for one in chosen or folders.below(folder):
-            metrics = ", ".join(
-                f"{name} {value:.4g}" for name, value in _summary_metrics(one).items()
-            )
+            values_of_run = one.metrics()
+            validation = {n: v for n, v in values_of_run.items() if n.startswith("val_")}
+            shown = validation or values_of_run
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
             epochs = f"{len(one.epochs)} of {one.config.get('epochs', '?')} epochs"
             size = units.format_bytes(one.num_bytes)
             print(f"{one.path}\n    {one.started}  {one.state}, {epochs}, {size}  {metrics}")
@@ -116,12 +117,6 @@ def _flags_last(words: Sequence[str]) -> list[str]:
 
 def _path(folder: AnyPath, name: str) -> AnyPath:
     return storage.at(name) if storage.is_url(name) or Path(name).is_dir() else folder / name
-
-
-def _summary_metrics(run: Run) -> dict[str, float]:
-    """Returns the validation metrics, or the training metrics if there was no validation."""
-    metrics = run.metrics()
-    return {name: value for name, value in metrics.items() if name.startswith("val_")} or metrics
 
 
 def _show(run: Run, price: float | None) -> None:
