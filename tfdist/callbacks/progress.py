@@ -54,9 +54,7 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
 
     def set_params(self, params: dict[str, Any]) -> None:
         super().set_params(params)
-        if self.verbose == 1 and not (
-            sys.stdout.isatty() or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
-        ):
+        if self.verbose == 1 and not _can_redraw():
             self.verbose = 2
 
     def on_train_begin(self, logs: Logs = None) -> None:
@@ -143,6 +141,10 @@ class ProgressBar(keras.callbacks.ProgbarLogger):
         else:
             rate = pace(seconds / max(self.seen, 1), 0.0, 0.0)
         return self.seen, self.target, seconds, rate, dict(logs or {})
+
+
+def _can_redraw() -> bool:
+    return sys.stdout.isatty() or "ipykernel" in sys.modules or "PYCHARM_HOSTED" in os.environ
 
 
 def without_bar(

@@ -47,8 +47,8 @@ def checks() -> list[Check]:
 
     build = tf.sysconfig.get_build_info()
     details = list(map(_details, tf.config.list_physical_devices("GPU")))
-    # nvidia-smi ignores CUDA_VISIBLE_DEVICES. An entry of it that is no number is a UUID of a GPU or
-    # a MIG instance.
+    # nvidia-smi ignores CUDA_VISIBLE_DEVICES, of which an entry that is no number is a UUID of a
+    # GPU or a MIG instance.
     installed = driver_gpus = gpus.facts("name,driver_version")
     entries = gpus.visible(os.environ)
     if entries is not None:

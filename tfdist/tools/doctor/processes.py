@@ -89,8 +89,7 @@ def _operations(hvd: Any) -> Check:
 
 def _mismatch(mpi: mpirun.Mpi | None) -> list[Check]:
     """Checks that mpirun belongs to Horovod's MPI. If not, each process would be rank 0 of 1."""
-    maps = Path("/proc/self/maps")
-    loaded = maps.read_text() if maps.exists() else ""
+    loaded = _loaded_libraries()
     for library, names in _FAMILIES.items():
         if mpi and library in loaded and mpi.kind not in (*names, "MPI"):
             value = f"built with {' or '.join(names)}, but mpirun is {mpi.kind}'s"
@@ -105,6 +104,12 @@ def _horovodrun(mpi: mpirun.Mpi | None) -> list[Check]:
     value = f"horovodrun passes options that {mpi} does not support"
     fix = "horovodrun --gloo, mpirun, or python -m tfdist.launch --via horovodrun"
     return [Check("horovodrun", value, "missing", fix)]
+
+
+def _loaded_libraries() -> str:
+    """Returns the libraries that this process has loaded, as Linux lists them; else nothing."""
+    maps = Path("/proc/self/maps")
+    return maps.read_text() if maps.exists() else ""
 
 
 def _mpi4py() -> Check:
