@@ -35,25 +35,6 @@ def run(main: Callable[[], int | None]) -> int:
         143.
     """
     try:
-        return _run(main)
-    finally:
-        # Iterators over data that an interrupt or an error has left would otherwise be deleted
-        # while the interpreter ends, where waiting for a Python function in them never returns.
-        gc.collect()
-
-
-def main(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
-    """Makes a command's `main` of a function of its arguments, which `run` calls."""
-
-    @functools.wraps(function)
-    def run_with(arguments: Sequence[str] | None = None) -> int:
-        return run(lambda: function(arguments))
-
-    return run_with
-
-
-def _run(main: Callable[[], int | None]) -> int:
-    try:
         streams.guard()
         folders.working()
         folders.provide_home()
@@ -77,6 +58,20 @@ def _run(main: Callable[[], int | None]) -> int:
         else:
             tracebacks.show(error)
         return 1
+    finally:
+        # Iterators over data that an interrupt or an error has left would otherwise be deleted
+        # while the interpreter ends, where waiting for a Python function in them never returns.
+        gc.collect()
+
+
+def main(function: Callable[[Sequence[str] | None], int | None]) -> Callable[..., int]:
+    """Makes a command's `main` of a function of its arguments, which `run` calls."""
+
+    @functools.wraps(function)
+    def run_with(arguments: Sequence[str] | None = None) -> int:
+        return run(lambda: function(arguments))
+
+    return run_with
 
 
 def parser(program: str, description: str) -> ArgumentParser:

@@ -28,9 +28,9 @@ def cache() -> Path:
         folder = Path.home() / ".cache" / "tfdist"
     except RuntimeError:  # no $HOME, and no entry in the password file
         return _of_this_user()
-    if folder.is_dir() or _can_create(folder):
-        return folder
-    return _of_this_user()
+    existing = next(parent for parent in folder.parents if parent.exists())
+    can_create = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    return folder if folder.is_dir() or can_create else _of_this_user()
 
 
 def staging_folder(url: str) -> Path:
@@ -141,11 +141,6 @@ def _of_this_user() -> Path:
             f"{folder} belongs to another user. Set XDG_CACHE_HOME to a folder for caches."
         )
     return folder
-
-
-def _can_create(folder: Path) -> bool:
-    existing = next(parent for parent in folder.parents if parent.exists())
-    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _as_path(url: str) -> str:

@@ -69,12 +69,8 @@ class Rows:
         # ---- what only user code can be ----
         layers = keras_model.flatten_layers(model)
         # float8 layers keep the largest absolute values of their inputs and gradients.
-        maxima = {
-            id(v)
-            for layer in layers
-            if getattr(layer, "quantization_mode", None) == "float8"
-            for v in layer.variables
-        }
+        float8 = [one for one in layers if getattr(one, "quantization_mode", None) == "float8"]
+        maxima = {id(v) for layer in float8 for v in layer.variables}
         for weight in model.trainable_variables if training else ():
             if weight.overwrite_with_gradient and id(weight) not in maxima:
                 return f"the gradient of {weight.path} is its new value, from the full batch"
