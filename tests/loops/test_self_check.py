@@ -122,6 +122,27 @@ def test_right_strategy_passes() -> None:
 
 
 @pytest.mark.parametrize("strategy", [Mirrored, ByCount])
+def test_images_of_bytes(strategy: type[Mirrored]) -> None:
+    """Their sums over pixels cancel before BatchNorm; rounding moves values over a ReLU's kink."""
+
+    def network() -> keras.Model:
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((48, 48, 3))])
+        for _ in range(2):
+            for layer in (layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU()):
+                model.add(layer)
+        model.add(layers.GlobalAveragePooling2D())
+        model.compile("adam", "mse")
+        return model
+
+    images = np.random.default_rng(1).integers(0, 256, (5, 48, 48, 3)).astype("float32")
+    trainer = Trainer(network, strategy(["CPU:0", "CPU:1"]), sync_batch_norm=True, verify=1)
+    is_wrong = strategy is ByCount
+    with pytest.raises(VerificationError) if is_wrong else contextlib.nullcontext():
+        trainer.fit(images, np.eye(5, 4), batch_size=5, verbose=0)
+
+
+@pytest.mark.parametrize("strategy", [Mirrored, ByCount])
 def test_xla_may_draw_other_numbers_than_eager_steps(strategy: type[Mirrored]) -> None:
     """On a GPU, XLA is the default of a model without convolutions."""
 

@@ -3,7 +3,8 @@
 A few rows of the first batch go through Keras's own `train_step`, `test_step` or `predict_step`,
 eagerly, and through the strategy's step, from the same state. Logs, weights, the optimizer's state
 (with it the gradients) and outputs must be the same up to rounding. What differs by more is
-compared with how much plain Keras itself changes if its weights change by a rounding error.
+compared with how much plain Keras itself changes if weights, data and the outputs of all layers
+have small errors.
 Nothing of this changes the training.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import time
 import warnings
@@ -37,10 +39,14 @@ from tfdist.strategies import batches
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.mirrored_variables import first_difference
 from tfdist.upstream import keras_model, keras_optimizers, keras_training
+from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_variables import plain_variables
 
-#: A difference may be so many times as large as the changes that rounding errors cause.
-_TIMES_ROUNDING = 16
+#: A difference may be so many times as large as the changes that errors of values cause. The errors
+#: are large enough that some values pass the kink of a ReLU, as one in a hundred thousand does
+#: whose rounding errors are others.
+_TIMES_SPREAD = 2
+_ERRORS_OF_ROUNDING = 128
 #: Logs that Keras does not have.
 _EXTRA_LOGS = {"gradient_norm", "loss_scale", "skipped_steps"}
 
@@ -81,7 +87,7 @@ def differences(
         result: The values to check.
         plain: The right ones.
         epsilon: The rounding error of the number format.
-        spread: By how much rounding errors in the weights change the right ones, by name.
+        spread: By how much small errors change the right ones, by name.
     """
     relative = min(800 * epsilon, epsilon**0.5)
     differing = []
@@ -93,7 +99,7 @@ def differences(
             continue
         changed = distance(expected, np.asarray(old))
         rounding = 8 * epsilon * _largest(expected) + relative * changed
-        rounding = max(rounding, _TIMES_ROUNDING * (spread or {}).get(name, 0.0))
+        rounding = max(rounding, _TIMES_SPREAD * (spread or {}).get(name, 0.0))
         if not (size := distance(new, expected)) <= rounding:
             differing.append(Difference(name, size, changed, rounding))
     for name in sorted(result.keys() - plain.keys()):
@@ -123,7 +129,7 @@ Verify = Literal["off", "first"] | int | None
 VARIABLE = "TFDIST_VERIFY"
 #: The largest state that is verified by default. It is in memory up to three times.
 _MAX_BYTES = 256 << 20
-_PERTURBED_RUNS = 3
+_PERTURBED_RUNS = 4
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "tf32": 2.0**-10, "float32": 2.0**-23}
 _BY_COMMAND = "not verified ({}): run `tfdist verify` with this script"
 
@@ -413,20 +419,33 @@ class SelfCheck:
     def _spread(
         self, loop: Loop, parts: Sequence[Any], plain: Values, state: ProgramState, in_xla: bool
     ) -> dict[str, float]:
-        """Returns by how much rounding errors in the weights change what plain Keras computes.
+        """Returns by how much small errors of values change what plain Keras computes.
 
         What plain Keras computes anew with other results is not comparable: `tf.random` draws
         other numbers eagerly than in a graph, and a program may read an iterator.
         """
         spread: dict[str, float] = {}
-        random = np.random.default_rng(0)
+        seeds, varied = itertools.count(), parts
+        error = min(_ERRORS_OF_ROUNDING * self._rounding(), self._rounding() ** 0.5)
+
+        def perturbed(value: Any) -> Any:
+            return with_errors(value, next(seeds), error)
+
+        def call_perturbed(call: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+            outputs = call(operation, *args, **kwargs)
+            return keras.tree.map_structure(perturbed, outputs)
+
         for number in range(1 + _PERTURBED_RUNS):
             tf.random.uniform(())  # so that `tf.random` draws others
-            for weight in self._model.trainable_variables if number else ():
-                value = np.array(weight.value)
-                factor = 1 + self._rounding() * random.uniform(-4, 4, value.shape)
-                weight.assign((value * factor).astype(value.dtype))
-            other = self._plain(loop, parts, state, in_xla)
+            with ExitStack() as stack:
+                if number:
+                    for weight in self._model.trainable_variables:
+                        weight.assign(perturbed(weight.value + 0))
+                    # An error in a weight is the same for all positions of an image, so that it
+                    # cancels in a sum over them as the terms do; one in each value does not.
+                    varied = tf.nest.map_structure(perturbed, parts)
+                    stack.enter_context(operations_called_through(call_perturbed))
+                other = self._plain(loop, varied, state, in_xla)
             if not number:
                 spread = {d.name: np.inf for d in differences(other, plain, self._rounding())}
             for name in plain:
@@ -478,6 +497,39 @@ def checked_mode(value: Any) -> Verify:
     if not isinstance(value, bool) and str(value).isdecimal() and int(value) > 0:
         return int(value)
     raise ConfigurationError(f"verify={value!r}: expected 'off', 'first', or a number of steps.")
+
+
+def with_errors(value: Any, seed: int, epsilon: float) -> Any:
+    """Returns a tensor with small errors, whose gradient gets some, too.
+
+    Each number is off by up to `epsilon`, relatively, and all of a channel by as much of their mean
+    absolute value, as those from which a mean is subtracted. Whole numbers stay: they may be
+    indices, as integers are.
+    """
+    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
+        return value
+    if keras_model.logits_of(value) is not None:  # from which Keras computes a loss in their place
+        return value
+
+    def off(tensor: tf.Tensor, number: int) -> tf.Tensor:
+        dtype = tf.float64 if tensor.dtype == tf.float64 else tf.float32
+        drawn = [
+            tf.random.stateless_uniform(shape, (seed, 2 * number + i), -epsilon, epsilon, dtype)
+            for i, shape in enumerate((tf.shape(tensor), tf.shape(tensor)[-1:]))
+        ]
+        exact = tf.cast(tensor, dtype)
+        size = tf.reduce_mean(tf.abs(exact), [*range(len(tensor.shape) - 1)])
+        return tf.cast(exact * (1 + drawn[0]) + size * drawn[1], tensor.dtype)
+
+    @tf.custom_gradient
+    def with_gradient(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        is_whole = tensor == tf.round(tensor)
+        return tf.where(is_whole, tensor, off(tensor, 0)), lambda gradient: off(gradient, 1)
+
+    result = with_gradient(value)
+    if (mask := keras_model.mask_of(value)) is not None:
+        keras_model.set_mask(result, mask)
+    return result
 
 
 def few_rows(data: DataHandler, num_parts: int, num_steps: int, alike: bool) -> list[Any]:
