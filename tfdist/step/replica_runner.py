@@ -197,9 +197,9 @@ def _in_xla(
             return program(index)(total_rows, number, dense)
         except NotShareableError:
             warnings.warn(
-                "jit_compile=True is ignored in the forward and backward pass, because this "
-                "model's loss, metrics or BatchNorm need an all-reduce within them, which XLA "
-                "cannot compile.",
+                "jit_compile=True is ignored in the forward and backward pass, whose random "
+                "numbers are those of jit_compile=False, because this model's loss, metrics or "
+                "BatchNorm need an all-reduce within them, which XLA cannot compile.",
                 stacklevel=2,
             )
         is_refused = True
