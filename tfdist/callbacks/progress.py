@@ -194,7 +194,13 @@ def pace(
 
     With the use of GPUs, ` - GPU 87 %, 10.2 GB` follows.
     """
-    parts = [_duration(seconds_per_step)]
+    if seconds_per_step >= 1 or seconds_per_step == 0:
+        duration = f"{seconds_per_step:.0f}s/step"
+    elif seconds_per_step >= 1e-3:
+        duration = f"{seconds_per_step * 1e3:.0f}ms/step"
+    else:
+        duration = f"{seconds_per_step * 1e6:.0f}us/step"
+    parts = [duration]
     if rows_per_second:
         parts += [f"{short(rows_per_second)} rows/s", f"waiting for data {data_wait_share:.0%}"]
     if gpu_use:
@@ -208,13 +214,6 @@ def short(number: float) -> str:
         if number >= size:
             return f"{number / size:.1f}{letter}"
     return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
-
-
-def _duration(seconds: float) -> str:
-    """Returns the time per step in the format of Keras's progress bar."""
-    if seconds >= 1 or seconds == 0:
-        return f"{seconds:.0f}s/step"
-    return f"{seconds * 1e3:.0f}ms/step" if seconds >= 1e-3 else f"{seconds * 1e6:.0f}us/step"
 
 
 def _metrics(logs: Mapping[str, float]) -> list[str]:

@@ -92,8 +92,20 @@ def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
     bypass_proxy([":".join(_server())])
     address = joined(os.environ.get("HOROVOD_HOSTNAME", "localhost"), start_responder())
     _register(str(rank), address)
-    addresses = _collect(size, deadline) if rank == 0 else _wait_for_list(size, deadline)
-    missing = [other for other in range(size) if str(other) not in addresses] if addresses else [0]
+    addresses: dict[str, str] = {}
+    if rank == 0:
+        for other in map(str, range(size)):  # sequentially, so that each is read about once
+            while not (registered := _registered(other)) and time.monotonic() < deadline:
+                time.sleep(_RETRY_SECONDS)
+            if registered:
+                addresses[other] = registered
+        _register(_ALL, json.dumps(addresses))
+    else:
+        interval = max(_RETRY_SECONDS, size / _REQUESTS_PER_SECOND)
+        while not (text := _registered(_ALL)) and time.monotonic() < deadline + _EXTRA_SECONDS:
+            time.sleep(interval * _random.uniform(0.5, 1.0))  # spread the requests of the ranks
+        addresses = json.loads(text) if text else {}
+    missing = [n for n in range(size) if str(n) not in addresses] if addresses else [0]
     if missing:
         ranks = " and ".join(f"rank {other}" for other in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
@@ -102,27 +114,6 @@ def roll_call(rank: int, size: int, seconds: float = SECONDS) -> dict[int, str]:
             "whether that process failed, and whether its host can connect to the launcher's host."
         )
     return {int(other): address for other, address in addresses.items() if int(other) != rank}
-
-
-def _collect(size: int, deadline: float) -> dict[str, str]:
-    """Collects and registers, on rank 0, the addresses of the ranks that register in time."""
-    addresses: dict[str, str] = {}
-    for rank in map(str, range(size)):  # sequentially, so that each is read about once
-        while not (address := _registered(rank)) and time.monotonic() < deadline:
-            time.sleep(_RETRY_SECONDS)
-        if address:
-            addresses[rank] = address
-    _register(_ALL, json.dumps(addresses))
-    return addresses
-
-
-def _wait_for_list(size: int, deadline: float) -> dict[str, str]:
-    """Returns the list that rank 0 has registered; empty if it is missing."""
-    interval = max(_RETRY_SECONDS, size / _REQUESTS_PER_SECOND)
-    while not (text := _registered(_ALL)) and time.monotonic() < deadline + _EXTRA_SECONDS:
-        time.sleep(interval * _random.uniform(0.5, 1.0))  # spread the requests of the ranks
-    addresses: dict[str, str] = json.loads(text) if text else {}
-    return addresses
 
 
 def _server() -> tuple[str, str]:

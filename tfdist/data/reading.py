@@ -135,7 +135,11 @@ def _folder(config: TrainConfig, data_set: DataSet, split: str) -> AnyPath:
             f"{_listed(root)}. Move the class folders into them, or use --recipe image_folder or "
             "text_classifier, which divide class folders themselves."
         )
-    elif names and all(_has_class_folders(Path(path)) for path in names) and _only_folders(root):
+    elif (
+        names
+        and all(_has_class_folders(Path(path)) for path in names)
+        and all(entry.is_dir() for entry in root.iterdir())
+    ):
         both = " and ".join(folders)
         raise DataError(
             f"--data {source}: recipe {config.recipe!r} needs the folders {both} in it, found only "
@@ -173,11 +177,6 @@ def _has_class_folders(root: Path) -> bool:
     return bool(entries) and all(
         entry.is_dir() and not any(one.is_dir() for one in entry.iterdir()) for entry in entries
     )
-
-
-def _only_folders(root: Path) -> bool:
-    """Returns whether no file, such as an archive with another split, lies beside the folders."""
-    return all(entry.is_dir() for entry in root.iterdir())
 
 
 def _listed(root: Path) -> str:

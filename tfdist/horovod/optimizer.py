@@ -75,31 +75,28 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "This optimizer is already distributed. Pass it to DistributedOptimizer only once."
         )
     inner = unwrapped(optimizer)
-    _accumulate(inner, backward_passes_per_step)
-    passes = 1 if average_aggregated_gradients else backward_passes_per_step
+    passes = backward_passes_per_step
+    if not isinstance(passes, int) or passes < 1:
+        raise ConfigurationError(
+            f"backward_passes_per_step={passes!r}: expected an integer of at least 1."
+        )
+    if passes not in (1, inner.gradient_accumulation_steps):
+        if inner.built or inner.gradient_accumulation_steps:
+            raise ConfigurationError(
+                f"backward_passes_per_step={passes}, but the optimizer "
+                + ("was built" if inner.built else "was created")
+                + f" with gradient_accumulation_steps={inner.gradient_accumulation_steps}. "
+                "Set the number when you create the optimizer."
+            )
+        inner.gradient_accumulation_steps = passes
+    if average_aggregated_gradients:
+        passes = 1
     exchange = Exchange(compression, op, sparse_as_dense, times=passes)
     replace(inner, "_tfdist_exchange", exchange)
     clip_after(inner, exchange)
     patch_keras()
     replace(optimizer, "register_local_var", _no_local_variables)
     return optimizer
-
-
-def _accumulate(optimizer: keras.optimizers.Optimizer, passes: int) -> None:
-    if not isinstance(passes, int) or passes < 1:
-        raise ConfigurationError(
-            f"backward_passes_per_step={passes!r}: expected an integer of at least 1."
-        )
-    if passes in (1, optimizer.gradient_accumulation_steps):
-        return
-    if optimizer.built or optimizer.gradient_accumulation_steps:
-        raise ConfigurationError(
-            f"backward_passes_per_step={passes}, but the optimizer "
-            + ("was built" if optimizer.built else "was created")
-            + f" with gradient_accumulation_steps={optimizer.gradient_accumulation_steps}. "
-            "Set the number when you create the optimizer."
-        )
-    optimizer.gradient_accumulation_steps = passes
 
 
 def load_model(

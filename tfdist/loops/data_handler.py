@@ -12,7 +12,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -424,8 +424,17 @@ class EpochDataHandlers:
         self.batch_size = None if is_dataset else max(batch_sizes.values(), default=None)
         _check(batch_sizes, options.get("steps_per_epoch"))
         check_batch_size(min(batch_sizes.values()), strategy)
-        make = _by_batch_size(strategy, x, options)
-        by_size = {size: make(size) for size in batch_sizes.values()}
+        by_size: dict[int, DataHandler] = {}
+        for size in batch_sizes.values():
+            if isinstance(x, tf.data.Dataset):
+                by_size[size] = DataHandler(strategy, x.rebatch(size), **options)
+            elif callable(x) or not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
+                raise DataError(
+                    "batch_size by epoch needs arrays or a tf.data.Dataset, got "
+                    f"{type(x).__name__}. Call fit once for each batch size, with initial_epoch."
+                )
+            else:
+                by_size[size] = DataHandler(strategy, x, batch_size=size, **options)
         self._handlers = {epoch: by_size[batch_sizes[epoch]] for epoch in sorted(batch_sizes)}
 
     def of_epoch(self, number: int) -> DataHandler:
@@ -435,20 +444,6 @@ class EpochDataHandlers:
     def all(self) -> list[DataHandler]:
         """Returns all data handlers, in the order of their epochs."""
         return list(self._handlers.values())
-
-
-def _by_batch_size(
-    strategy: Strategy, x: Any, options: Mapping[str, Any]
-) -> Callable[[int], DataHandler]:
-    """Returns a function that creates the data handler of a batch size."""
-    if isinstance(x, tf.data.Dataset):
-        return lambda size: DataHandler(strategy, x.rebatch(size), **options)
-    if callable(x) or not all(hasattr(leaf, "shape") for leaf in tf.nest.flatten(x)):
-        raise DataError(
-            f"batch_size by epoch needs arrays or a tf.data.Dataset, got {type(x).__name__}. Call "
-            "fit once for each batch size, with initial_epoch."
-        )
-    return lambda size: DataHandler(strategy, x, batch_size=size, **options)
 
 
 def _check(batch_sizes: BatchSizes, steps_per_epoch: int | None) -> None:

@@ -219,27 +219,23 @@ class NonFiniteLoss(Observer):
         if self._has_warned:
             return
         self._has_warned = True
-        message = self._message(call)
+        names = [name for name, value in call.logs.items() if not math.isfinite(value)]
+        last, num_steps = call.last_step + 1, max(1, int(call.result.num_steps))
+        steps = f"step {last}" if num_steps == 1 else f"steps {last - num_steps + 1} to {last}"
+        weights = "All weights are still finite."
+        if weight := _first_non_finite(self._model):
+            weights = f"The first weight that is not finite is {weight!r}."
+        message = (
+            f"{', '.join(names)} became {call.logs['loss']} in {steps} of {self._epoch.name}. "
+            f"{weights} Lower the learning rate, clip gradients (clipnorm), or look for NaN in the "
+            "data."
+        )
         if self._on_nan == "warn":
             warnings.warn(message, stacklevel=2)
             return
         if self._epoch.save_aside and self._on_nan == "checkpoint":
             message += f" The state was saved to {self._epoch.save_aside(FOLDER, call)}."
         raise NonFiniteError(message)
-
-    def _message(self, call: Call) -> str:
-        names = [name for name, value in call.logs.items() if not math.isfinite(value)]
-        where = self._epoch.name
-        last, num_steps = call.last_step + 1, max(1, int(call.result.num_steps))
-        steps = f"step {last}" if num_steps == 1 else f"steps {last - num_steps + 1} to {last}"
-        weight = _first_non_finite(self._model)
-        weights = f"The first weight that is not finite is {weight!r}." if weight else (
-            "All weights are still finite."
-        )  # fmt: skip
-        return (
-            f"{', '.join(names)} became {call.logs['loss']} in {steps} of {where}. {weights} "
-            "Lower the learning rate, clip gradients (clipnorm), or look for NaN in the data."
-        )
 
 
 def _first_non_finite(model: keras.Model) -> str | None:

@@ -147,7 +147,17 @@ def compile_like(model: keras.Model, copied: keras.Model) -> None:
     variables = _paired_variables(model, copied)
     keras_optimizers.leave_out_of_weight_decay(optimizer, copied.optimizer, variables)
     if optimizer.built and copied.built:
-        _copy_state(optimizer, copied.optimizer, variables)
+        # The state of the optimizer, also for weights that were frozen later.
+        copies = {id(old): new for old, new in variables}
+        weights = keras_optimizers.weights_known_to(optimizer)
+        if any(id(weight) not in copies for weight in weights):
+            raise ConfigurationError(
+                "The model's optimizer was built for weights that the model does not have. Compile "
+                "it with a new one."
+            )
+        copied.optimizer.build([copies[id(weight)] for weight in weights])
+        for old, new in zip(optimizer.variables, copied.optimizer.variables, strict=True):
+            new.assign(old.numpy())
 
 
 def _compile_by_override(
@@ -198,24 +208,6 @@ def _is_alike(one: Any, other: Any) -> bool:
         return one is other or (type(one) is type(other) and one == other)
     configs = [part.get_config() | {"name": None} for part in (one, other)]
     return configs[0] == configs[1]
-
-
-def _copy_state(
-    optimizer: keras.optimizers.Optimizer,
-    copied: keras.optimizers.Optimizer,
-    variables: list[tuple[keras.Variable, keras.Variable]],
-) -> None:
-    """Copies the state of an optimizer, also for weights that were frozen later."""
-    copies = {id(old): new for old, new in variables}
-    weights = keras_optimizers.weights_known_to(optimizer)
-    if any(id(weight) not in copies for weight in weights):
-        raise ConfigurationError(
-            "The model's optimizer was built for weights that the model does not have. Compile it "
-            "with a new one."
-        )
-    copied.build([copies[id(weight)] for weight in weights])
-    for old, new in zip(optimizer.variables, copied.variables, strict=True):
-        new.assign(old.numpy())
 
 
 def _copy_seeds(layer: keras.layers.Layer, copied: keras.layers.Layer) -> None:

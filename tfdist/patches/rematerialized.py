@@ -44,7 +44,9 @@ def rematerialized(function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_lifted.get() or outer is None or not floats or others:
             return function(*args, **options)
         masks, restored = [mask_of(leaf) for leaf in given], call_context()
-        before, num_before = _Values(outer.state_mapping), _num_operations()
+        before, num_before = _Values(outer.state_mapping), 0
+        if not tf.executing_eagerly():
+            num_before = len(tf.compat.v1.get_default_graph().get_operations())
         with tf.GradientTape() as watching:
             first = _called(function, args, options, before, outer)
         values = before.initial
@@ -237,12 +239,6 @@ def _on(device: str) -> list[Any]:
     if tf.executing_eagerly():
         return []
     return [not_colocated(), tf.device(device)] if device else [not_colocated()]
-
-
-def _num_operations() -> int:
-    if tf.executing_eagerly():
-        return 0
-    return len(tf.compat.v1.get_default_graph().get_operations())
 
 
 def _check_inputs(

@@ -178,7 +178,12 @@ class RayChild(Child):
             try:
                 for reference in batches:
                     for message in ray.get(reference):
-                        self._handle(message)
+                        if isinstance(message, End):
+                            self._end = message
+                        elif isinstance(message, Line):
+                            self._relay.write(message.text, message.is_error)
+                        else:
+                            self._job.on_message(message)
             except RayError as error:
                 self._end = self._lost_worker(error)
             on_end(self)
@@ -203,14 +208,6 @@ class RayChild(Child):
     def failure(self) -> Failure:
         """Returns the description of its failure."""
         return Failure(self.process.name, self.code, self._end.error_output if self._end else "")
-
-    def _handle(self, message: Message) -> None:
-        if isinstance(message, End):
-            self._end = message
-        elif isinstance(message, Line):
-            self._relay.write(message.text, message.is_error)
-        else:
-            self._job.on_message(message)
 
     def _lost_worker(self, error: RayError) -> End:
         node = self._host.node

@@ -149,7 +149,9 @@ class _ReplicaLoss:
         values = loss.call(expected, predicted)
         if not hasattr(values, "shape"):
             values = as_tensor(values)  # a Python number
-        is_by_row = _has_rows(values, predicted) and _has_weight_per_row(values, sample_weight)
+        rows = tf.nest.flatten(predicted)[0].shape[0]
+        is_by_row = values.shape.rank != 0 and values.shape[0] == rows
+        is_by_row = is_by_row and _has_weight_per_row(values, sample_weight)
         if not (is_by_row and self._has_independent_rows(expected, predicted)):
             if (scope := keras_model.stateless_scope()) is not None:
                 scope.state_mapping.clear()
@@ -216,14 +218,6 @@ def _scoped_values() -> dict[int, Any]:
     """Returns the values that were assigned to variables in the replica's scope, by id."""
     scope = keras_model.stateless_scope()
     return {} if scope is None else dict(scope.state_mapping)
-
-
-def _has_rows(values: Any, y_pred: Any) -> bool:
-    """Returns whether a loss returned one value, or several, for each row."""
-    if values.shape.rank == 0:
-        return False
-    rows = tf.nest.flatten(y_pred)[0].shape[0]
-    return values.shape[0] == rows
 
 
 def _has_weight_per_row(values: Any, weight: Any) -> bool:

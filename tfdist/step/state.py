@@ -147,7 +147,10 @@ class ForwardState:
             elif self._reduction(variable, replica, scope) is Reduction.SUM:
                 state.added[index] = replica.if_counted(new - variable)
             elif keras.backend.is_float_dtype(variable.dtype):
-                state.averaged[index] = _weighted(new, replica)
+                # By rows. Moments of no rows are NaN, and stay NaN when multiplied by zero.
+                if replica.num_microbatches > 1:
+                    new = replica.if_counted(replica.by_rows(new))
+                state.averaged[index] = new
             else:  # a counter, which changes alike on every replica
                 state.same[index] = new
         metrics, continued = Changes({}, {}, {}), self._continued_metrics(replica)
@@ -237,14 +240,6 @@ def _assigned(
         new = scope.assigned(variable)
         if new is not None:
             yield index, variable, new
-
-
-def _weighted(new: tf.Tensor, replica: Replica) -> tf.Tensor:
-    """Returns a microbatch's value times its fraction of the global batch's rows."""
-    if replica.num_microbatches == 1:
-        return new
-    # Moments of no rows are NaN, and stay NaN when multiplied by zero.
-    return replica.if_counted(replica.by_rows(new))
 
 
 def _write(variables: list[keras.Variable], changes: Changes, only_finite: bool = False) -> None:

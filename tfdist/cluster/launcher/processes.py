@@ -284,10 +284,13 @@ class Children:
                             "Trainer on each of them."
                         )
                 continue
-            if child.code and self._restart(child):
+            if child.code and child.process.restartable and self._restarts.allow(child.failure()):
+                child.start(self._queue.put)
                 continue
             if child.code == REQUEUE:
-                return self._after_preemption(child)
+                self._wait_for_all(self._grace)  # until the others have saved
+                ended = [one for one in self._children if not one.running]
+                return next((one for one in ended if one.code not in (0, REQUEUE)), child)
             if child.code:
                 return child
             self.ended.append(child.process.name)
@@ -335,19 +338,6 @@ class Children:
         """Returns the last lines on standard error of each process."""
         outputs = {child.process.name: child.failure().error_output for child in self._children}
         return "\n".join(f"{name}: {text}" for name, text in outputs.items() if text)
-
-    def _restart(self, child: Child) -> bool:
-        """Restarts a single failed process, if possible, and returns whether it was restarted."""
-        if not child.process.restartable or not self._restarts.allow(child.failure()):
-            return False
-        child.start(self._queue.put)
-        return True
-
-    def _after_preemption(self, first: Child) -> Child:
-        """Waits until the others have saved. Returns one that failed, or the first that ended."""
-        self._wait_for_all(self._grace)
-        ended = [child for child in self._children if not child.running]
-        return next((child for child in ended if child.code not in (0, REQUEUE)), first)
 
     def _end(self, number: int, seconds: float) -> None:
         for child in self._children:

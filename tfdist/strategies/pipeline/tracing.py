@@ -124,7 +124,17 @@ class Tracing:
             if gradient is not None:
                 is_weight = isinstance(source, tf.Variable)
                 stage = self._stages_of_weights.get(source.ref(), last) if is_weight else last
-                total = self._added(index, gradient)
+                if isinstance(gradient, tf.IndexedSlices):
+                    total = gradient.values
+                else:
+                    # Added at once, so that only one gradient needs memory at a time. What comes
+                    # next waits for the sum, which also keeps TensorFlow from merging additions.
+                    added, before = self._sums.get(index, ((), None))
+                    total = gradient
+                    if before is not None:
+                        with _placed(gradient.device, []):
+                            total = tf.add(before, gradient)
+                    self._sums[index] = ((*added, gradient), total)
                 self._order.has_gone_back(stage, number, [total], of_weights=True)
         return gradients
 
@@ -134,20 +144,6 @@ class Tracing:
             if len(added) == len(terms) and all(map(operator.is_, added, terms)):
                 return total
         return None
-
-    def _added(self, index: int, gradient: Any) -> tf.Tensor:
-        """Adds a gradient to the sum at once, so that only one needs memory at a time.
-
-        What comes next waits for the sum, which also keeps TensorFlow from merging the additions.
-        """
-        if isinstance(gradient, tf.IndexedSlices):
-            return gradient.values
-        added, total = self._sums.get(index, ((), None))
-        if total is not None:
-            with _placed(gradient.device, []):
-                total = tf.add(total, gradient)
-        self._sums[index] = ((*added, gradient), gradient if total is None else total)
-        return self._sums[index][1]
 
     def _entering(self, number: int, stage: int, tensor: Any) -> Any:
         """Returns a tensor as it enters a stage, with one gate for each stage."""

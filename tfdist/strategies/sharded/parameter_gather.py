@@ -148,17 +148,15 @@ class ParameterGather:
                 if current_graph() is not self._graph:  # but that of a loop
                     outside = tf.init_scope() if self._graph is None else self._graph.as_default()
                     stack.enter_context(outside)
-                self._gathered[key] = self._new(variable, dtype)
+                if self._graph is None:
+                    gathered = GatheredParameter(variable, variable.joined(dtype))
+                else:
+                    awaited = tf.raw_ops.Placeholder(dtype=dtype, shape=variable.shape)
+                    gathered = GatheredParameter(variable, tf.identity(awaited))
+                    use = _Use(len(self._pending), gathered.whole.op, awaited)
+                    self._pending.append(_Wanted(gathered, [use], self._inputs))
+                self._gathered[key] = gathered
         return self._gathered[key]
-
-    def _new(self, variable: ShardedVariable, dtype: tf.DType) -> GatheredParameter:
-        if self._graph is None:
-            return GatheredParameter(variable, variable.joined(dtype))
-        awaited = tf.raw_ops.Placeholder(dtype=dtype, shape=variable.shape)
-        gathered = GatheredParameter(variable, tf.identity(awaited))
-        use = _Use(len(self._pending), gathered.whole.op, awaited)
-        self._pending.append(_Wanted(gathered, [use], self._inputs))
-        return gathered
 
     def _noted(self, gathered: GatheredParameter, tensor: tf.Tensor) -> tf.Tensor:
         if self._tape is not None and gathered.variable.trainable:

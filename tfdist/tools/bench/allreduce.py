@@ -122,14 +122,19 @@ def measure(pools: Mapping[str, WorkerPool], num_bytes: int, num_rounds: int) ->
     }
     contenders[COPY] = functools.partial(_copy, num_bytes, repeats)
     seconds = harness.run_in_turns(contenders, num_rounds)
-    return {
-        "bytes": num_bytes,
-        "repeats": repeats,
-        "rounds": num_rounds,
-        "engines": {
-            name: _result(name, times, seconds[COPY], num_bytes) for name, times in seconds.items()
-        },
-    }
+    engines = {}
+    copies = [num_bytes / s / 1e9 for s in seconds[COPY]]
+    for name, times in seconds.items():
+        # Each replica sends and receives at least 2(n-1)/n of the bytes.
+        moved = num_bytes * (1 if name == COPY else 2 * (REPLICAS - 1) / REPLICAS)
+        bandwidths = [moved / s / 1e9 for s in times]
+        engines[name] = {
+            "ms": harness.spread([1e3 * s for s in times]),
+            "gb_per_s": harness.spread(bandwidths),
+            "of_memory_copy": harness.ratio(bandwidths, copies),
+            "samples_s": list(times),
+        }
+    return {"bytes": num_bytes, "repeats": repeats, "rounds": num_rounds, "engines": engines}
 
 
 def _slowest(pool: WorkerPool, num_bytes: int, repeats: int) -> float:
@@ -144,20 +149,6 @@ def _copy(num_bytes: int, repeats: int) -> float:
         np.copyto(to, source)
         times.append(time.perf_counter() - began)
     return statistics.median(times)
-
-
-def _result(name: str, seconds: Sequence[float], copy: Sequence[float], num_bytes: int) -> dict:
-    # Each replica sends and receives at least 2(n-1)/n of the bytes.
-    moved = num_bytes * (1 if name == COPY else 2 * (REPLICAS - 1) / REPLICAS)
-    bandwidths, copies = [
-        [b / s / 1e9 for s in of] for b, of in ((moved, seconds), (num_bytes, copy))
-    ]
-    return {
-        "ms": harness.spread([1e3 * s for s in seconds]),
-        "gb_per_s": harness.spread(bandwidths),
-        "of_memory_copy": harness.ratio(bandwidths, copies),
-        "samples_s": list(seconds),
-    }
 
 
 def _cell(name: str, result: dict[str, Any]) -> str:

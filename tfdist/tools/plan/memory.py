@@ -115,7 +115,15 @@ def run(
         ConfigurationError: A flag has an invalid value.
     """
     tables.check_path(table, ".md", ".csv")
-    capacity = None if card is None else _capacity(card, reserve)
+    capacity = None  # bytes of a device that are available for tensors
+    if card is not None:
+        reserved = networks.parsed("--reserve", units.num_bytes, reserve)
+        capacity = networks.parsed("--card", units.num_bytes, card) - reserved
+        if capacity <= 0:
+            raise ConfigurationError(
+                f"--card {card}: not more than --reserve {reserve}, so nothing is left for "
+                "tensors. Use a larger --card, with a unit as in 24GB, or a smaller --reserve."
+            )
     chosen = networks.from_flags(**network)
     names = list(strategy or [s for s in REPLICATED if devices > 1 or s == "one_device"])
     if "all" in names:
@@ -139,17 +147,6 @@ def run(
     of_step = {"remat": remat, "offload_activations": offload_activations}
     planners = _planners(chosen, names, layouts, devices, servers, of_step)
     _show(planners, networks.global_batch(batch_size, chosen), capacity, table)
-
-
-def _capacity(card: str, reserve: str) -> int:
-    """Returns the bytes of a device that are available for tensors."""
-    reserved = networks.parsed("--reserve", units.num_bytes, reserve)
-    if (capacity := networks.parsed("--card", units.num_bytes, card) - reserved) > 0:
-        return capacity
-    raise ConfigurationError(
-        f"--card {card}: not more than --reserve {reserve}, so nothing is left for tensors. Use "
-        "a larger --card, with a unit as in 24GB, or a smaller --reserve."
-    )
 
 
 def _planners(

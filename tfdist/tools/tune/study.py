@@ -159,19 +159,17 @@ class Study:
                 self._study.enqueue_trial(combination)
         trial = self._study.ask()
         values = {dimension.name: dimension.suggest(trial) for dimension in self._dimensions}
-        name = trial.user_attrs.get("folder") or self._new_folder(trial.number)
+        name = trial.user_attrs.get("folder")
+        if not name:
+            # Trials that resume a run have numbers but no own name. Searches of the same study
+            # never choose the same one, because earlier trials do not change.
+            earlier = self._study.get_trials(deepcopy=False)[: trial.number]
+            num_resuming = sum(_RESUMES in one.user_attrs for one in earlier)
+            name = f"trial-{trial.number - num_resuming:03d}"
         trial.set_user_attr("values", values)
         trial.set_user_attr("folder", name)
         trial.set_user_attr("search", self._name)
         return trial, self.folder / name, [*self._training, *flags(values)]
-
-    def _new_folder(self, number: int) -> str:
-        """Returns the name of a run's folder; trials that resume a run have numbers but no own one.
-
-        Searches of the same study never choose the same name, because earlier trials do not change.
-        """
-        earlier = self._study.get_trials(deepcopy=False)[:number]
-        return f"trial-{number - sum(_RESUMES in trial.user_attrs for trial in earlier):03d}"
 
     def num_started(self) -> int:
         """Returns the number of runs that have ended, are running, or will be resumed."""
