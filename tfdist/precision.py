@@ -99,7 +99,10 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
     Raises:
         ConfigurationError: The scale is not a `LossScale`, or the model class overrides `compile`.
     """
-    _check(rule)
+    if rule is not None and not isinstance(rule, LossScale):
+        raise ConfigurationError(
+            f"loss_scale={rule!r}: expected a LossScale, such as LossScale.fixed(128.0), or None."
+        )
     optimizer = model.optimizer
     wrapped = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if wrapped and rule is not None:
@@ -120,10 +123,3 @@ def with_loss_scale(model: keras.Model, rule: LossScale | None, named: str | Non
         optimizer, initial_scale=rule.initial, dynamic_growth_steps=rule.growth_interval
     )
     model.compile(**config)
-
-
-def _check(rule: object) -> None:
-    if rule is not None and not isinstance(rule, LossScale):
-        raise ConfigurationError(
-            f"loss_scale={rule!r}: expected a LossScale, such as LossScale.fixed(128.0), or None."
-        )

@@ -392,7 +392,7 @@ class BucketStore(Store):
     def clean(self) -> None:
         for place, files in self._list_files().items():
             listed: set[str] = set()
-            if _is_complete(files):
+            if manifest.NAME in files:
                 # A process that was killed after it wrote the manifest may leave files beside it.
                 try:
                     listed = {manifest.NAME, *manifest.read(self.path(place))["files"]}
@@ -465,11 +465,9 @@ class BucketStore(Store):
 
 def _complete(files_of: Mapping[Place, Mapping[str, int]]) -> list[Place]:
     """Returns the places of complete checkpoints, the newest first."""
-    return sorted((place for place, files in files_of.items() if _is_complete(files)), reverse=True)
-
-
-def _is_complete(files: Mapping[str, int]) -> bool:
-    return manifest.NAME in files
+    return sorted(
+        (place for place, files in files_of.items() if manifest.NAME in files), reverse=True
+    )
 
 
 def store_at(

@@ -228,7 +228,17 @@ class TrainingRun:
         self._raise_if_full(ending, saved)
         if ending.raised:
             if self._strategy.group.is_chief and self._trainer.checkpoints:
-                print(self._how_to_resume(), file=sys.stderr)
+                folder = self._folder
+                if self._trainer.stats.last_call is None or store_at(folder.checkpoints).places():
+                    where = shlex.join(["--run-dir", folder.location])
+                    advice = f"To resume, run the same command with {where} --resume auto"
+                else:
+                    advice = (
+                        "No checkpoint was saved, because the run was stopped within a step. To "
+                        "start again, use another folder with --run-dir, or remove "
+                        f"{folder.location}."
+                    )
+                print(advice, file=sys.stderr)
             try:
                 self._finish_folder(None)
             finally:
@@ -302,16 +312,6 @@ class TrainingRun:
                 self._planned, self._config.batch_size, self._memory_before,
             )  # fmt: skip
         return saved
-
-    def _how_to_resume(self) -> str:
-        folder = self._folder
-        if self._trainer.stats.last_call is None or store_at(folder.checkpoints).places():
-            where = shlex.join(["--run-dir", folder.location])
-            return f"To resume, run the same command with {where} --resume auto"
-        return (
-            "No checkpoint was saved, because the run was stopped within a step. To start again, "
-            f"use another folder with --run-dir, or remove {folder.location}."
-        )
 
     def _raise_if_full(self, ending: Ending, saved: Path) -> None:
         if not ending.full:

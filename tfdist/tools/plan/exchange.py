@@ -83,13 +83,12 @@ def sharded(num_bytes: float, num_workers: int, wires: Wires) -> float:
     return ring(num_bytes, num_workers, wires)
 
 
-def sharded_optimizer(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """An all-reduce of the gradients, and an all-gather of the weights."""
-    return 1.5 * ring(num_bytes, num_workers, wires)
+def sharded_further(num_bytes: float, num_workers: int, wires: Wires) -> float:
+    """Three halves of a ring.
 
-
-def sharded_parameters(num_bytes: float, num_workers: int, wires: Wires) -> float:
-    """Two all-gathers of the weights and a reduce-scatter, each half a ring."""
+    With a sharded optimizer an all-reduce of the gradients, and an all-gather of the weights; with
+    sharded parameters two all-gathers of the weights and a reduce-scatter.
+    """
     return 1.5 * ring(num_bytes, num_workers, wires)
 
 
@@ -108,8 +107,8 @@ EXCHANGES: dict[str, Callable[[float, int, Wires], float | None]] = {
     "hierarchical": hierarchical,
     "central_storage": central_storage,
     "sharded": sharded,
-    "sharded_optimizer": sharded_optimizer,
-    "sharded_parameters": sharded_parameters,
+    "sharded_optimizer": sharded_further,
+    "sharded_parameters": sharded_further,
 }
 #: Fraction of the communication that cannot overlap with the backward pass: sending the updated
 #: weights from servers or from the owners of shards.
