@@ -103,7 +103,12 @@ def read(folder: str) -> dict[str, Any]:
     """
     path = posixpath.join(folder, NAME)
     try:
-        content = json.loads(_read_bytes(path))
+        if storage.is_object_store(path):
+            data = RemotePath(path).read_bytes()
+        else:
+            with tf.io.gfile.GFile(path, "rb") as file:
+                data = bytes(file.read())
+        content = json.loads(data)
     except (tf.errors.NotFoundError, FileNotFoundError):
         raise DamagedError(f"{folder} is not a checkpoint: it has no {NAME}") from None
     except tf.errors.OpError as error:
@@ -176,13 +181,6 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return str(__import__(package).__version__)
-
-
-def _read_bytes(path: str) -> bytes:
-    if storage.is_object_store(path):
-        return RemotePath(path).read_bytes()
-    with tf.io.gfile.GFile(path, "rb") as file:
-        return bytes(file.read())
 
 
 def measure(path: str) -> dict[str, Any]:

@@ -265,23 +265,18 @@ class RankChecks(Observer):
         ranks = np.flatnonzero(rows[:, unequal[0]] != rows[0, unequal[0]]).tolist()
         at_step = f"after step {self._step} of {self._epoch_name}"
         when = at_step if self._epoch_name else f"at {_BEGINNING}"
+        local, difference = np.asarray(variable.value), ""
+        if local.size <= _MAX_SENT:
+            gathered = self._strategy.group.gather_objects(local)  # by all workers
+            values = [np.asarray(value, np.float64) for value in gathered]
+            largest = max(float(np.max(np.abs(values[rank] - values[0]))) for rank in ranks)
+            difference = f", by up to {largest:.3g}"
         raise ClusterError(
             f"{len(unequal)} of {rows.shape[1]} variables differ between ranks {when}. "
             f"The first one is {variable.path!r} on {agreement.names_of(ranks)}"
-            f"{self._largest_difference(variable, ranks)}. They were last equal at "
+            f"{difference}. They were last equal at "
             f"{self._agreed_at}. {_FIX}"
         )
-
-    def _largest_difference(self, variable: keras.Variable, ranks: Sequence[int]) -> str:
-        """Returns the largest difference of a variable, as text. All workers must call it."""
-        local = np.asarray(variable.value)
-        if local.size > _MAX_SENT:
-            return ""
-        first, *others = (
-            np.asarray(value, np.float64) for value in self._strategy.group.gather_objects(local)
-        )
-        largest = max(float(np.max(np.abs(others[rank - 1] - first))) for rank in ranks)
-        return f", by up to {largest:.3g}"
 
 
 class ReplicaChecks(Observer):

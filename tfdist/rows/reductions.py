@@ -230,7 +230,15 @@ class ReductionInference:
         labels = [spec for spec in tf.nest.flatten(y) if spec is not None and spec.shape.rank]
         outputs = getattr(self._model, "outputs", None)
         if outputs is None and any(label.shape.rank == 1 for label in labels):
-            outputs = _outputs_by_shapes(self._model, x)
+            symbolic = tf.nest.map_structure(
+                lambda s: s and keras.KerasTensor(s.shape, s.dtype.name), x
+            )
+            try:
+                with python_state_kept(self._model):
+                    outputs = tf.nest.flatten(build_by_shapes(self._model, symbolic))
+            except Exception as error:
+                logger.info("The shapes of outputs are not known: %s", error)
+                outputs = []
         pairs = [(label, each) for label in labels for each in outputs or () if each.shape]
         return any(_are_broadcast(f, *pair) for f in elementwise for pair in pairs)
 
@@ -315,17 +323,6 @@ def _full_batch_metrics(model: keras.Model, batch: tuple[Any, Any, Any]) -> froz
     is_sum = all(change_is_sum(traced.analysis, *update) is FREE for update in updates.values())
     is_sum &= all(is_added(*update) for update in of_full_batch.values())
     return frozenset() if is_sum else frozenset(updates | of_full_batch)
-
-
-def _outputs_by_shapes(model: keras.Model, x: Any) -> list[Any]:
-    """Returns the symbolic outputs for specs of inputs; none of a model that cannot be traced."""
-    symbolic = tf.nest.map_structure(lambda s: s and keras.KerasTensor(s.shape, s.dtype.name), x)
-    try:
-        with python_state_kept(model):
-            return tf.nest.flatten(build_by_shapes(model, symbolic))
-    except Exception as error:
-        logger.info("The shapes of outputs are not known: %s", error)
-        return []
 
 
 def _has_independent_rows(

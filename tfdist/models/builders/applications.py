@@ -88,21 +88,18 @@ def loaded(name: str, weights: Weights) -> Iterator[Weights]:
     try:
         yield weights
     except Exception as error:
-        raise ConfigurationError(_problem(name, weights, error)) from error
-
-
-def _problem(name: str, weights: str, error: Exception) -> str:
-    """Returns a message that explains why weights could not be loaded, and what to do."""
-    reason = first_line(error)
-    failed_download = re.match(r"URL fetch failure on (\S+):", reason)
-    if failed_download is None:
-        return f"weights={weights}: cannot be loaded into {name}: {reason}"
-    url = failed_download[1]
-    home = os.environ.get("KERAS_HOME", "~/.keras")
-    return (
-        f"weights={weights}: {url} cannot be downloaded. Copy this file to {home}/models/ by other "
-        "means, or start from random weights (--set weights=none)."
-    )
+        reason = first_line(error)
+        failed_download = re.match(r"URL fetch failure on (\S+):", reason)
+        if failed_download is None:
+            problem = f"weights={weights}: cannot be loaded into {name}: {reason}"
+        else:
+            url = failed_download[1]
+            home = os.environ.get("KERAS_HOME", "~/.keras")
+            problem = (
+                f"weights={weights}: {url} cannot be downloaded. Copy this file to {home}/models/ "
+                "by other means, or start from random weights (--set weights=none)."
+            )
+        raise ConfigurationError(problem) from error
 
 
 def resnet50(
