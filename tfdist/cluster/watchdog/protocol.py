@@ -140,13 +140,16 @@ class Coordinator:
             limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
         loop = asyncio.get_running_loop()
-        async with await loop.create_server(
+        server = await loop.create_server(
             lambda: _FromWorker(self), sock=self._listener, backlog=_BACKLOG
-        ):
+        )
+        try:
             while True:
                 self._status.clock.tick()
                 await self._judge()
                 await asyncio.sleep(HEARTBEAT_SECONDS)
+        finally:
+            server.close()  # `async with` would wait for the workers to go, from Python 3.12 on
 
     def reports(self) -> list[Report]:
         """Returns the current state of each worker, by rank."""
