@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,7 @@ class OwnNoise(Linear):
 
     def __init__(self) -> None:
         super().__init__()
-        self.generator = np.random.default_rng(3)
+        self.generator, self.numbers = np.random.default_rng(3), itertools.count(1)
         GENERATOR.seed(4)
         CALLS.clear()
 
@@ -83,8 +84,25 @@ class OwnNoise(Linear):
             CALLS.append(len(x))
             self.count = len(CALLS)
             noise = self.generator.normal(size=x.shape) + GENERATOR.normal(size=x.shape)
-            x = x + ops.cast(noise, "float32") / self.count
+            x = x + ops.cast(noise, "float32") / (self.count + next(self.numbers))
         return self.dense(x)
+
+
+class Containers(keras.Model):
+    """Has layers in a dictionary and a list, and notes its calls in others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers_by_name = {"y": layers.Dense(3, kernel_initializer=normal(1))}
+        self.blocks = [layers.Dense(4, kernel_initializer=normal(2)) for _ in range(2)]
+        self.calls, self.seen = {"number": 0}, {"x"}
+
+    def call(self, x: Any) -> Any:
+        self.calls["number"] += 1
+        self.seen.add("y")
+        for block in self.blocks:
+            x = block(x)
+        return self.layers_by_name["y"](x)
 
 
 class Block(Linear):
@@ -197,6 +215,7 @@ CASES: dict[str, tuple[Callable[[], keras.Model], dict[str, Any], Callable[[], A
     "own generators, eager": (OwnNoise, EAGER, lambda: (X, Y)),
     "numpy in a loss, eager": (Linear, {"loss": numpy_loss} | EAGER, lambda: (X, Y)),
     "numpy_function": (NumpyNoise, {}, lambda: (X, Y)),
+    "layers in containers": (Containers, {}, lambda: (X, Y)),
     "tf.function on call": (Block, {}, lambda: (X, Y)),
     "tf.function on train_step": (Decorated, {}, lambda: (X, Y)),
     "assignments in tf.cond": (Accumulating, {}, lambda: (X, Y)),

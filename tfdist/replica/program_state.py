@@ -8,7 +8,6 @@ code that runs additionally, for a trial or a comparison, leaves no trace.
 from __future__ import annotations
 
 import collections
-import copy
 import functools
 import sys
 import types
@@ -37,8 +36,9 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "keras_hub", "keras_rs", "tensorflow", "numpy", "tfdist", "recipes", "pipelines")
 }
 _IMMUTABLE = (int, float, complex, str, bytes, type(None), tuple, frozenset, np.generic)
-#: Larger containers and arrays are data, which a step does not change.
-_MAX_ELEMENTS, _MAX_BYTES = 1000, 1 << 20
+#: Larger containers and arrays are data, which a step does not change. So is what comes after many
+#: other objects.
+_MAX_ELEMENTS, _MAX_BYTES, _MAX_OBJECTS = 1000, 1 << 20, 20_000
 
 
 def participants(model: keras.Model) -> list[Any]:
@@ -186,7 +186,7 @@ class PythonState:
 
     def _note(self, value: Any) -> None:
         """Notes a value that can change in place, and what it consists of."""
-        if id(value) in self._seen:
+        if id(value) in self._seen or len(self._seen) > _MAX_OBJECTS:
             return
         self._seen[id(value)] = value
         if isinstance(value, keras.random.SeedGenerator):
@@ -264,15 +264,16 @@ def _restores_in_place(value: Any) -> Callable[[], Any] | None:
     """Returns a function that gives a mutable value its current content again."""
     if isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES and value.flags.writeable:
         return functools.partial(np.copyto, value, value.copy())
-    if isinstance(value, list):
-        elements = list(value)
-        return lambda: list.__setitem__(value, slice(None), elements)
-    if isinstance(value, (dict, set, collections.deque)):
-        content: Any = copy.copy(value)
+    kinds = (kind for kind in (list, dict, set, collections.deque) if isinstance(value, kind))
+    if (kind := next(kinds, None)) is None:
+        return None
+    # Methods of Keras's containers would stop tracking the layers in them, and refuse them later.
+    is_plain = kind is list or type(value).__module__.startswith("keras")
+    methods: Any = kind if is_plain else type(value)
+    content = kind(value)
 
-        def refill() -> None:
-            value.clear()
-            value.extend(content) if isinstance(value, collections.deque) else value.update(content)
+    def restore() -> None:
+        methods.clear(value)
+        (methods.extend if hasattr(methods, "extend") else methods.update)(value, content)
 
-        return refill
-    return None
+    return restore

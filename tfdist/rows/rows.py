@@ -98,7 +98,9 @@ class Rows:
                 )
             except NotReducibleError as error:
                 x = keras.utils.unpack_x_y_sample_weight(batch)[0]
-                return error.reason if _can_be_called(model, x, training) else None
+                # Python code that runs eagerly is not called more often than by Keras.
+                is_valid = model.run_eagerly or _can_be_called(model, x, training)
+                return error.reason if is_valid else None
         may_look_up = keras_model.overrides(model, "compute_loss") or traced.operations & _LOOKUPS
         if reason is None and training and may_look_up:
             return self.lookups.full_batch_reason()
