@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.support.training import assert_close, mirrored
+from tfdist.errors import UnsupportedModelError
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(11, 4)).astype("float32"), RNG.normal(size=(11, 3)).astype("float32")
@@ -86,6 +87,18 @@ class OwnNoise(Linear):
             noise = self.generator.normal(size=x.shape) + GENERATOR.normal(size=x.shape)
             x = x + ops.cast(noise, "float32") / (self.count + next(self.numbers))
         return self.dense(x)
+
+
+class WithIterator(Linear):
+    """Reads other data in each step, as semi-supervised learning does."""
+
+    def __init__(self, iterator: Any) -> None:
+        super().__init__()
+        self.others = iterator
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        return super().train_step((x * ops.mean(next(self.others)), y))
 
 
 class Containers(keras.Model):
@@ -185,6 +198,11 @@ def sliced(x: Any) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, Y)).batch(SIZE)
 
 
+def other_data() -> Any:
+    rows = tf.data.Dataset.from_tensor_slices(X).shuffle(9, seed=1)
+    return iter(rows.repeat().batch(4))
+
+
 def rows_of_lengths() -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(X.ravel()[:26], [1, 4, 2, 3, 1, 4, 2, 3, 1, 4, 1])
 
@@ -215,6 +233,10 @@ CASES: dict[str, tuple[Callable[[], keras.Model], dict[str, Any], Callable[[], A
     "own generators, eager": (OwnNoise, EAGER, lambda: (X, Y)),
     "numpy in a loss, eager": (Linear, {"loss": numpy_loss} | EAGER, lambda: (X, Y)),
     "numpy_function": (NumpyNoise, {}, lambda: (X, Y)),
+    "iterator of tf.data": (lambda: WithIterator(other_data()), {}, lambda: (X, Y)),
+    "iterator of Python, eager": (
+        lambda: WithIterator(itertools.cycle(X)), EAGER, lambda: (X, Y),
+    ),
     "layers in containers": (Containers, {}, lambda: (X, Y)),
     "tf.function on call": (Block, {}, lambda: (X, Y)),
     "tf.function on train_step": (Decorated, {}, lambda: (X, Y)),
@@ -251,3 +273,14 @@ def test_results_are_those_of_keras(case: str) -> None:
         return history, runner.predict(x, verbose=0, **size), model.get_weights(), after
 
     assert_close(run(mirrored(build)), run(build()))
+
+
+def test_iterator_that_cannot_be_set_back_is_refused() -> None:
+    def build() -> keras.Model:
+        data = tf.data.Dataset.from_generator(lambda: iter(X), output_signature=tf.TensorSpec((4,)))
+        model = WithIterator(iter(data))
+        model.compile("sgd", "mse")
+        return model
+
+    with pytest.raises(UnsupportedModelError, match=r"reads a .*Iterator that cannot be set back"):
+        mirrored(build).fit(X, Y, verbose=0)

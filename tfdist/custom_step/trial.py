@@ -50,7 +50,8 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
 
     Raises:
         ConfigurationError: An optimizer was created outside of the scope.
-        UnsupportedModelError: The step assigns to a `tf.Variable`.
+        UnsupportedModelError: The step assigns to a `tf.Variable`, or reads an iterator that cannot
+            be set back.
     """
     with strategy.scope():
         values = [(v, tf.convert_to_tensor(v)) for v in _variables_of(model)]
@@ -61,8 +62,14 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
             losses_of_one_device(),
             batch_norm.fixed_moments(model),
             variables_assigned_by(_refused),
-            python_state_kept(model),
+            python_state_kept(model) as state,
         ):
+            if state and state.lost:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} reads a {state.lost[0]} that cannot be set back after "
+                    "a trial of its step. Pass all data to fit (tf.data.Dataset.zip), or keep an "
+                    "iterator over data without Python code and with a seed, outside of containers."
+                )
             logs = getattr(model, name)(batch)
         unbuilt = [optimizer for optimizer, _ in scope.unbuilt]
         for optimizer in [*keras_optimizers.optimizers_of(model), *unbuilt]:
@@ -165,7 +172,9 @@ class TracedStep:
         except ValueError as error:
             raise NotReducibleError(str(error)) from error
         if calls_python(self._traced.operations):
-            raise NotReducibleError("it calls Python, as one device does, once per step")
+            raise NotReducibleError(
+                "it calls Python or reads an iterator, as one device does, once per step"
+            )
         if run.inner:
             raise NotReducibleError("its loss contains gradients of weights")
         self._run, self._reductions = run, Reductions(self._traced.analysis)

@@ -187,6 +187,8 @@ class SelfCheck:
         variables = self._functions.all_variables()
         data.first_batch()  # it is kept, and so is what reading it drew
         state = ProgramState(self._model, [*variables, *waiting, *self._rates()])
+        if self._any_rank(bool(state.lost)):
+            return f"not verified: a step reads {state.lost[:1]}, which cannot be set back"
         parts, plain = self._plain_on_few_rows(loop, data, run, num_steps, state)
         if isinstance(plain, str):
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"

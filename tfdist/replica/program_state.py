@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import io
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.upstream import keras_model
+from tfdist.upstream import input_data, keras_model
 from tfdist.upstream.keras_optimizers import optimizers_of
 from tfdist.upstream.keras_variables import ShardedVariable, values_of
 from tfdist.upstream.tensorflow_random import (
@@ -79,6 +81,7 @@ class ProgramState:
 
     def __init__(self, model: keras.Model, variables: Sequence[Any]) -> None:
         self._python = PythonState(model, variables)
+        self._python.restore()
         self._values = [(v, v.read_value()) for v in self._python.variables.values()]
         self._restore_tensorflow = random_state()
 
@@ -89,13 +92,18 @@ class ProgramState:
         self.restore_python()
         self._restore_tensorflow()
 
+    @property
+    def lost(self) -> list[str]:
+        """The kinds of iterators in it that cannot be set back."""
+        return self._python.lost
+
     def restore_python(self) -> None:
         """Restores what Python code changes, so that it runs in a step as in one that is traced."""
         self._python.restore()
 
 
 @contextmanager
-def python_state_kept(model: keras.Model | None = None) -> Iterator[None]:
+def python_state_kept(model: keras.Model | None = None) -> Iterator[PythonState | None]:
     """Restores the state of Python, and the operation seeds of `tf.random`, after the block.
 
     If the block creates weights, what may change with them stays: see `RandomStates.restore`.
@@ -106,9 +114,10 @@ def python_state_kept(model: keras.Model | None = None) -> Iterator[None]:
     states, state, num_weights = RandomStates.current(), None, -1
     if model is not None:
         state, num_weights = PythonState(model), len(model.variables)
+        state.restore()
         use_other_seeds()
     try:
-        yield
+        yield state
     finally:
         is_trial = model is not None and len(model.variables) == num_weights
         states.restore(python=is_trial)
@@ -127,11 +136,13 @@ class PythonState:
     Attributes:
         variables: TensorFlow's variables among them, by ID.
         generators: Generators of random numbers of NumPy and Python.
+        lost: The kinds of iterators that cannot be set back.
     """
 
     def __init__(self, model: keras.Model, variables: Sequence[Any] = ()) -> None:
         self.variables: dict[int, Any] = {}
         self.generators: list[Any] = []
+        self.lost: list[str] = []
         self._restore: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}
         for one in participants(model):
@@ -148,7 +159,11 @@ class PythonState:
         ]
 
     def restore(self) -> None:
-        """Restores everything but the variables."""
+        """Restores everything but the variables.
+
+        Iterators of Python are replaced by ones that yield the same, to be restored again: call it
+        before the code runs, too.
+        """
         for restore in self._restore:
             restore()
 
@@ -182,7 +197,17 @@ class PythonState:
         """Notes a value, and how to assign it where it is if it cannot change in place."""
         if isinstance(value, _IMMUTABLE):
             self._restore.append(functools.partial(assign, value))
-        self._note(value)
+        if not _is_iterator(value) or isinstance(value, tf.data.Iterator):
+            return self._note(value)
+        to_come = value
+
+        def fork() -> None:
+            nonlocal to_come
+            to_come, current = itertools.tee(to_come)
+            assign(current)
+
+        self._restore.append(fork)
+        return None
 
     def _note(self, value: Any) -> None:
         """Notes a value that can change in place, and what it consists of."""
@@ -200,6 +225,13 @@ class PythonState:
         elif isinstance(value, tf.Variable):
             if value.dtype != tf.string:
                 self.variables[id(value)] = value
+        elif isinstance(value, tf.data.Iterator):
+            if (state := input_data.iterator_state(value)) is None:
+                self.lost.append(type(value).__name__)
+            else:
+                self._restore.append(functools.partial(input_data.set_iterator_state, value, state))
+        elif _is_iterator(value):  # in a container
+            self.lost.append(type(value).__name__)
         elif isinstance(value, types.MethodType):
             self._note(value.__func__)
         elif isinstance(value, types.FunctionType):
@@ -240,6 +272,10 @@ class PythonState:
             return
         for name in list(attributes):
             self._note_at(attributes[name], functools.partial(attributes.__setitem__, name))
+
+
+def _is_iterator(value: Any) -> bool:
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
 
 
 def _functions_of(kind: type) -> Iterator[types.FunctionType]:

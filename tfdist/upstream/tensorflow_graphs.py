@@ -49,8 +49,9 @@ def kinds_of(graph: tf.Graph) -> set[str]:
 
 
 def calls_python(kinds: Iterable[str]) -> bool:
-    """Returns whether operations of some types call Python: `tf.numpy_function` and the like."""
-    return not {"EagerPyFunc", "PyFunc", "PyFuncStateless"}.isdisjoint(kinds)
+    """Returns whether operations of some types call Python, or read an iterator of `tf.data`."""
+    once = {"EagerPyFunc", "PyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextSync"}
+    return not once.isdisjoint(kinds)
 
 
 def with_state(kinds: set[str]) -> set[str]:
