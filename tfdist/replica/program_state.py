@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import io
 import itertools
 import sys
 import types
@@ -121,8 +120,8 @@ def python_state_kept(model: keras.Model | None = None) -> Iterator[PythonState 
     finally:
         is_trial = model is not None and len(model.variables) == num_weights
         states.restore(python=is_trial)
-        if state is not None and is_trial:
-            state.restore()
+        if state is not None:
+            state.restore() if is_trial else state.set_iterators_back()
 
 
 def watch_program(model: keras.Model) -> None:
@@ -143,6 +142,7 @@ class PythonState:
         self.variables: dict[int, Any] = {}
         self.generators: list[Any] = []
         self.lost: list[str] = []
+        self._iterators: list[Callable[[], Any]] = []
         self._restore: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}
         for one in participants(model):
@@ -165,6 +165,12 @@ class PythonState:
         before the code runs, too.
         """
         for restore in self._restore:
+            restore()
+        self.set_iterators_back()
+
+    def set_iterators_back(self) -> None:
+        """Restores the iterators alone."""
+        for restore in self._iterators:
             restore()
 
     def _note_user(self, value: Any) -> None:
@@ -197,7 +203,7 @@ class PythonState:
         """Notes a value, and how to assign it where it is if it cannot change in place."""
         if isinstance(value, _IMMUTABLE):
             self._restore.append(functools.partial(assign, value))
-        if not _is_iterator(value) or isinstance(value, tf.data.Iterator):
+        if not _is_iterator(value):
             return self._note(value)
         to_come = value
 
@@ -206,7 +212,7 @@ class PythonState:
             to_come, current = itertools.tee(to_come)
             assign(current)
 
-        self._restore.append(fork)
+        self._iterators.append(fork)
         return None
 
     def _note(self, value: Any) -> None:
@@ -229,7 +235,8 @@ class PythonState:
             if (state := input_data.iterator_state(value)) is None:
                 self.lost.append(type(value).__name__)
             else:
-                self._restore.append(functools.partial(input_data.set_iterator_state, value, state))
+                back = functools.partial(input_data.set_iterator_state, value, state)
+                self._iterators.append(back)
         elif _is_iterator(value):  # in a container
             self.lost.append(type(value).__name__)
         elif isinstance(value, types.MethodType):
@@ -275,7 +282,8 @@ class PythonState:
 
 
 def _is_iterator(value: Any) -> bool:
-    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
+    """Returns whether a value is a generator or the like, without a state that could be noted."""
+    return isinstance(value, Iterator) and type(value).__module__ in ("builtins", "itertools")
 
 
 def _functions_of(kind: type) -> Iterator[types.FunctionType]:
