@@ -1,8 +1,8 @@
 """`make versions`: runs tests with the versions of Python, TensorFlow and Keras that users have.
 
 Makes an environment for each combination with uv, outside of the project's own. In it runs the
-quick tests, the notebook for hosted notebooks, a training, and cases of the contract under
-`STRATEGIES`, and writes the table of `docs/versions.md`.
+quick tests, the notebook for hosted notebooks, a training, the build of Horovod, and cases of the
+contract under `STRATEGIES`, and writes the table of `docs/versions.md`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from tests.conformance.cases import CASES
 from tests.support import ROOT
 
 _PAGE = ROOT / "docs" / "versions.md"
-_TOOLS = ("pytest", "pytest-xdist", "nbmake", "hypothesis")
-STRATEGIES = ("mirrored", "sharded parameters", "tensor_parallel", "pipeline", "multi_worker")
+_TOOLS = ("pip", "pytest", "pytest-xdist", "nbmake", "hypothesis")
+STRATEGIES = (
+    "mirrored", "sharded parameters", "tensor_parallel", "pipeline", "multi_worker", "horovod",
+)  # fmt: skip
 #: The cases of each cell, but for every case in the first and the last row.
 FEW = ("all-together", "embedding-clipped", "batch-norm")
 
@@ -105,6 +107,7 @@ def tested(python: Path, every_case: bool) -> str:
                   ("-m", "quick", "-n", "auto", "--dist", "loadgroup", "tests")):  # fmt: skip
         summary = run("pytest", "-q", *tests).stdout.strip().splitlines()[-1:]
         cells[0] += ", " + (re.sub(r" in .*", "", summary[0]).strip("= ") if summary else "fails")
+    run("tfdist", "install_horovod")  # without it, the cases of horovod fail
     for strategy in STRATEGIES:
         cases = CASES if every_case else FEW
         chosen = [word for case in cases for word in ("--case", case)]
