@@ -50,7 +50,7 @@ def find_tasks(cluster: Cluster, devices: Any, num_servers: Any) -> dict[str, li
             f"workers and {len(cluster.ps)} servers. Remove them."
         )
     if cluster.ps:
-        # This process runs its task, and goes on if it is the chief.
+        # This process runs its task, and continues if it is the chief.
         tasks = cluster.tasks()
         if missing := [task for task in ("chief", "worker", "ps") if not tasks.get(task)]:
             raise ClusterError(
