@@ -59,9 +59,7 @@ QUICK: dict[str, float] = {
 }
 
 #: Tests of `make test` within folders and files that other tables name.
-TEST: dict[str, float] = {
-    "tests/processes/test_watchdog.py": 5.4,
-}
+TEST: dict[str, float] = {"tests/processes/test_watchdog.py": 5.4}
 
 #: Tests that run in `make check` but not in `make test`.
 CHECK: dict[str, float] = {

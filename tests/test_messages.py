@@ -67,10 +67,7 @@ def test_mentioned_function_exists(path: str) -> None:
 
 @pytest.mark.parametrize(
     ("error", "line", "summary"),
-    [
-        (OSError(), "OSError", "OSError"),
-        (ValueError("\nwhat\nwhere"), "what", "ValueError: what"),
-    ],
+    [(OSError(), "OSError", "OSError"), (ValueError("\nwhat\nwhere"), "what", "ValueError: what")],
 )
 def test_first_line_of_an_error(error: Exception, line: str, summary: str) -> None:
     assert errors.first_line(error) == line

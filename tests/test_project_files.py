@@ -7,6 +7,7 @@ import configparser
 import itertools
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import yaml
 
 import tfdist
 from tests import selection
+from tests.studies import versions
 from tests.support import ROOT
 from tests.support.starting import run
 from tfdist.run import flags
@@ -33,6 +35,34 @@ def test_workflows_run_targets_of_the_makefile() -> None:
     workflows = [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
     run = {target for text in workflows for target in re.findall(r"run: make ([\w-]+)", text)}
     assert {"quick", "test", "coverage"} <= run <= targets
+
+
+def test_versions_page_has_every_cell_of_the_study() -> None:
+    rows = re.findall(r"^\| (3\..*) \|$", versions.PAGE.read_text(), re.MULTILINE)
+    cells = [tuple(cell.strip() for cell in row.split("|")) for row in rows]
+    assert [row[:4] for row in cells] == [one[:4] for one in versions.COMBINATIONS]
+    assert all(len(row) == 4 + len(versions.COLUMNS) for row in cells)
+
+
+def test_versions_study_replaces_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, before = tmp_path / "versions.md", versions.PAGE.read_text()
+    page.write_text(before)
+    monkeypatch.setattr(versions, "PAGE", page)
+    versions.write_cell(versions.COMBINATIONS[-1], versions.COLUMNS[-1], "9 exact")
+    changed = [line for line in page.read_text().splitlines() if line not in before.splitlines()]
+    assert [line.rpartition(" | ")[2] for line in changed] == ["9 exact |"]
+
+
+def test_versions_study_installs_again_what_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, commands = subprocess.CompletedProcess([], 0, "", ""), []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command) or done)
+    python = tmp_path / versions.COMBINATIONS[0].name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert versions.environment(versions.COMBINATIONS[0], tmp_path) == python
+    assert [command[:3] for command in commands] == [[sys.executable, "-m", "uv"]] * 5
 
 
 def test_citation_matches_the_version() -> None:

@@ -14,12 +14,7 @@ from tests.support.data import images, points, tokens
 def _normalized(layer: layers.Layer, **options: Any) -> keras.Model:
     """Returns a model with a normalization layer between two dense layers."""
     model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(4, activation="tanh"),
-            layer,
-            layers.Dense(1),
-        ]
+        [keras.Input((4,)), layers.Dense(4, activation="tanh"), layer, layers.Dense(1)]
     )
     return compiled(model, **options)
 

@@ -33,10 +33,7 @@ FURTHER = {
         "add-loss-of-weights",
         "masked-mean-with-sample-weight",
     ),
-    "All-reduce of dense and sparse gradients and of metric states": (
-        "embedding-clipped",
-        "auc",
-    ),
+    "All-reduce of dense and sparse gradients and of metric states": ("embedding-clipped", "auc"),
     "Communication in the forward pass, and full-batch mode": (
         "batch-norm",
         "circle",

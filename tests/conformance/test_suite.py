@@ -12,8 +12,8 @@ import pytest
 from tests.conformance import engines, existing_table, results, selection, table
 from tests.conformance.cases import CASES
 from tests.conformance.engines import References
-from tests.conformance.layouts import LAYOUTS
-from tests.conformance.verdicts import KERAS, Question, Verdict
+from tests.conformance.layouts import LAYOUTS, SECONDS
+from tests.conformance.verdicts import KERAS, Question, Verdict, limit
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long) for name in CASES])
@@ -62,6 +62,10 @@ def test_selection_names_cases_and_strategies() -> None:
     assert not {name for table in tables for names in table.values() for name in names} - {*CASES}
     fed = {strategy for strategies, _ in selection.FEEDING.values() for strategy in strategies}
     assert not {*selection.FEW, *selection.GATE, *fed} - {*engines.STRATEGIES, *LAYOUTS}
+
+
+def test_groups_report_their_time_outs() -> None:
+    assert limit(Question("auc", "horovod", 2)) > SECONDS > limit(Question("auc", "mirrored", 2))
 
 
 def _large_differences(

@@ -14,11 +14,12 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tests import start_tensorflow
-from tests.conformance.layouts import LAYOUTS, Group, Layout
+from tests.conformance.layouts import LAYOUTS, SECONDS, Group, Layout
 from tests.programs.programs import PROGRAMS
 
 TIMEOUT_SECONDS = 120.0
 PROGRAM_SECONDS = 1800.0  # tracing a network with hundreds of layers takes minutes
+GROUP_SECONDS = 2 * SECONDS  # a group reports a time-out itself, with the output of its workers
 # The fork server has imported TensorFlow, which takes seconds, but has not initialized it:
 # TensorFlow cannot be forked once it is initialized.
 _SERVER = multiprocessing.get_context("forkserver")
@@ -109,6 +110,12 @@ def judge(question: Question) -> Verdict:
     return Verdict("wrong", max(d.size for d in differences), tuple(map(str, differences)))
 
 
+def limit(question: Question) -> float:
+    """Returns after how many seconds the process that runs a case is killed."""
+    other = GROUP_SECONDS if question.engine in LAYOUTS else TIMEOUT_SECONDS
+    return PROGRAM_SECONDS if question.case in PROGRAMS else other
+
+
 def _layout(strategy: str, num_workers: int) -> Layout:
     return next(one for one in LAYOUTS[strategy] if one.num_workers == num_workers)
 
@@ -148,7 +155,7 @@ class _Judge:
         """Runs a case in the subprocess."""
         if self._process is None:
             self._start()
-        seconds = PROGRAM_SECONDS if question.case in PROGRAMS else TIMEOUT_SECONDS
+        seconds = limit(question)
         self._connection.send(question)
         try:
             if not self._connection.poll(seconds):

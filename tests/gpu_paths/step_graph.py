@@ -55,9 +55,7 @@ class StepGraphs:
 
 #: Returns functions that build a network of two layers, given arguments of `building`.
 build_dense = functools.partial(
-    building,
-    lambda: [keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1)],
-    optimizer="sgd",
+    building, lambda: [keras.Input((4,)), layers.Dense(3, "tanh"), layers.Dense(1)], optimizer="sgd"
 )
 
 #: The same for a network with an embedding, whose gradient is `tf.IndexedSlices`.

@@ -235,19 +235,8 @@ def public_names(strategy: Strategy) -> np.ndarray:
 
 
 SCENARIOS: list[Callable[[Strategy], Any]] = [
-    unseeded_shuffles_agree,
-    stops_on_one_rank,
-    stops_predicting_on_one_rank,
-    learning_rate_of_rank_0,
-    different_data_raise,
-    weights_of_rank_0,
-    uneven_data,
-    uneven_data_options,
-    predicts_every_row,
-    predicts_every_kind,
-    predicts_rank_data,
-    model_edits_on_all_ranks,
-    public_names,
-    *chief_callbacks.SCENARIOS,
-    *resuming.SCENARIOS,
-]
+    unseeded_shuffles_agree, stops_on_one_rank, stops_predicting_on_one_rank,
+    learning_rate_of_rank_0, different_data_raise, weights_of_rank_0, uneven_data,
+    uneven_data_options, predicts_every_row, predicts_every_kind, predicts_rank_data,
+    model_edits_on_all_ranks, public_names, *chief_callbacks.SCENARIOS, *resuming.SCENARIOS,
+]  # fmt: skip

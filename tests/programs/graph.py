@@ -26,10 +26,7 @@ def _molecules() -> Data:
 
 
 def _graph() -> dict[str, keras.KerasTensor]:
-    return {
-        "nodes": keras.Input((5, 3), name="nodes"),
-        "edges": keras.Input((5, 5), name="edges"),
-    }
+    return {"nodes": keras.Input((5, 3), name="nodes"), "edges": keras.Input((5, 5), name="edges")}
 
 
 class GraphAttention(layers.Layer):

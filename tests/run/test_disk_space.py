@@ -107,10 +107,7 @@ def test_model_is_saved_elsewhere_if_the_disk_is_full(
 
 @pytest.mark.parametrize("moment", ["interrupted", "report"])
 def test_disk_that_is_full_after_the_training_is_an_error(
-    moment: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -172,8 +172,6 @@ def num_ops_visited(monkeypatch: pytest.MonkeyPatch, depth: int) -> int:
     return len(visited)
 
 
-def test_all_reduce_does_not_search_the_layers_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_reduce_does_not_search_the_layers_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shallow, deep = (num_ops_visited(monkeypatch, depth) for depth in (2, 6))
     assert deep < 3.5 * shallow

@@ -1,8 +1,7 @@
 """`make versions`: runs tests with the versions of Python, TensorFlow and Keras that users have.
 
-Makes an environment for each combination with uv, outside of the project's own. In it runs the
-quick tests, the notebook for hosted notebooks, a training, the build of Horovod, and cases of the
-contract under `STRATEGIES`, and writes the table of `docs/versions.md`.
+In an environment for each combination, which uv makes, it runs a training, a notebook, the quick
+tests, the build of Horovod, and cases of the contract, and writes the table of `docs/versions.md`.
 """
 
 from __future__ import annotations
@@ -12,18 +11,19 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.conformance.cases import CASES
 from tests.support import ROOT
 
-_PAGE = ROOT / "docs" / "versions.md"
+PAGE = ROOT / "docs" / "versions.md"
 _TOOLS = ("pip", "pytest", "pytest-xdist", "nbmake", "hypothesis")
-STRATEGIES = (
-    "mirrored", "sharded parameters", "tensor_parallel", "pipeline", "multi_worker", "horovod",
-)  # fmt: skip
+_UV = (sys.executable, "-m", "uv")  # `make versions` installs it beside this Python
+#: The columns after those of the versions: whether it trains, and strategies that run cases.
+COLUMNS = ("trains", "mirrored", "sharded parameters", "tensor_parallel", "pipeline",
+           "multi_worker", "horovod")  # fmt: skip
 #: The cases of each cell, but for every case in the first and the last row.
 FEW = ("all-together", "embedding-clipped", "batch-norm")
 
@@ -60,16 +60,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.studies.versions", description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "versions",
                         help="for the environments, which are created where missing")  # fmt: skip
-    parser.add_argument("--only", help="a regular expression that the combination has to contain")
+    parser.add_argument("--only", default="", help="a regular expression: the combinations to test")
+    parser.add_argument("--column", action="append", choices=COLUMNS,
+                        help="measure only this one, and keep the row's other cells")  # fmt: skip
     arguments = parser.parse_args()
     failed = 0
-    for combination in COMBINATIONS:
-        if arguments.only and not re.search(arguments.only, combination.name):
-            continue
+    for combination in (one for one in COMBINATIONS if re.search(arguments.only, one.name)):
         python = environment(combination, arguments.folder)
-        row = tested(python, combination.every_case)
-        failed += any(word in row for word in ("fail", "wrong", "crash", "hang"))
-        write_row(combination, row)
+        for column in arguments.column or COLUMNS:
+            cell = measured(column, python, combination.every_case)
+            failed += any(word in cell for word in ("fail", "wrong", "crash", "hang"))
+            write_cell(combination, column, cell)
     return bool(failed)
 
 
@@ -77,10 +78,10 @@ def environment(combination: Combination, folder: Path) -> Path:
     """Returns the Python of an environment with these versions."""
     place = folder / combination.name
     python = place / "bin" / "python"
-    if not python.exists():
-        subprocess.run(["uv", "venv", "--quiet", "--python", combination.python, place], check=True)
+    if not (place / "bin" / "pytest").exists():  # installed last
+        subprocess.run([*_UV, "venv", "--clear", "--python", combination.python, place], check=True)
         pinned = [f"{one}=={getattr(combination, one)}" for one in ("tensorflow", "keras", "numpy")]
-        install = ["uv", "pip", "install", "--python", python, "--resolution"]
+        install = [*_UV, "pip", "install", "--python", str(python), "--resolution"]
         subprocess.run([*install, combination.resolution, *pinned], check=True)
         ours = [*install, combination.resolution, f"{ROOT}[tables]"]
         plan = subprocess.run([*ours, "--dry-run"], check=True, capture_output=True, text=True)
@@ -91,41 +92,40 @@ def environment(combination: Combination, folder: Path) -> Path:
     return python
 
 
-def tested(python: Path, every_case: bool) -> str:
-    """Returns the cells of a combination's row: the training, and the cases of each strategy."""
+def measured(column: str, python: Path, every_case: bool) -> str:
+    """Returns a cell of a combination's row: how the training ends, or the cases of a strategy."""
 
     def run(*command: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [python, "-m", *map(str, command)],
+            [python, "-m", *map(str, command)], stdout=subprocess.PIPE, text=True, check=False,
             cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, check=False,
         )  # fmt: skip
 
-    trained = run("tfdist.train", "--smoke", "--strategy", "mirrored", "--run-dir", "build/smoke")
-    cells = ["yes" if trained.returncode == 0 else "fails"]
-    for tests in (("-m", "", "notebooks/11_two_gpus_of_a_hosted_notebook.ipynb"),
-                  ("-m", "quick", "-n", "auto", "--dist", "loadgroup", "tests")):  # fmt: skip
-        summary = run("pytest", "-q", *tests).stdout.strip().splitlines()[-1:]
-        cells[0] += ", " + (re.sub(r" in .*", "", summary[0]).strip("= ") if summary else "fails")
-    run("tfdist", "install_horovod")  # without it, the cases of horovod fail
-    for strategy in STRATEGIES:
-        cases = CASES if every_case else FEW
-        chosen = [word for case in cases for word in ("--case", case)]
-        done = run("tests.conformance", *chosen, "--replicas", 2, "--strategy", strategy, "--json")
-        verdicts = Counter(one["status"] for one in json.loads(done.stdout))
-        cells.append(", ".join(f"{number} {status}" for status, number in verdicts.most_common()))
-    return " | ".join(cells)
+    if column == "trains":
+        done = run("tfdist.train", "--smoke", "--strategy", "mirrored", "--run-dir", "build/smoke")
+        parts = ["yes" if done.returncode == 0 else "fails"]
+        for tests in (("-m", "", "notebooks/11_two_gpus_of_a_hosted_notebook.ipynb"),
+                      ("-m", "quick", "-n", "auto", "--dist", "loadgroup", "tests")):  # fmt: skip
+            last = run("pytest", "-q", *tests).stdout.strip().splitlines()[-1:]
+            parts.append(re.sub(r" in .*", "", last[0]).strip("= ") if last else "fails")
+        return ", ".join(parts)
+    if column == "horovod" and run("tfdist", "install_horovod").returncode:
+        return "fails to build"
+    few = [word for case in FEW for word in ("--case", case)]
+    chosen = ["--table", "compatibility"] if every_case else few
+    done = run("tests.conformance", *chosen, "--replicas", 2, "--strategy", column, "--json")
+    verdicts = Counter(one["status"] for one in json.loads(done.stdout))
+    return ", ".join(f"{number} {status}" for status, number in verdicts.most_common())
 
 
-def write_row(combination: Combination, row: str) -> None:
-    """Replaces the combination's row in the table of the page."""
+def write_cell(combination: Combination, column: str, cell: str) -> None:
+    """Replaces a cell of the combination's row in the table of the page."""
     start = f"| {' | '.join(combination[:4])} |"
-    text, number = re.subn(
-        f"^{re.escape(start)}.*$", f"{start} {row} |", _PAGE.read_text(), flags=re.M
-    )
-    if not number:
-        raise SystemExit(f"{_PAGE} has no row {start}")
-    _PAGE.write_text(text)
+    text = PAGE.read_text()
+    (row,) = (line for line in text.splitlines() if line.startswith(start))
+    cells = row.split("|")
+    cells[5 + COLUMNS.index(column)] = f" {cell} "  # after an empty one and those of the versions
+    PAGE.write_text(text.replace(row, "|".join(cells)))
 
 
 if __name__ == "__main__":

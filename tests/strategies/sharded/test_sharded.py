@@ -63,11 +63,7 @@ def wide() -> keras.Model:
 
 @pytest.mark.parametrize(
     "stage",
-    [
-        pytest.param("optimizer", marks=LONG),
-        pytest.param("gradients", marks=LONG),
-        "parameters",
-    ],
+    [pytest.param("optimizer", marks=LONG), pytest.param("gradients", marks=LONG), "parameters"],
 )
 def test_each_device_holds_the_planned_shards(stage: str) -> None:
     strategy = Sharded(2, shard=stage, smallest=64)

@@ -46,10 +46,7 @@ def test_size_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_detects_workers_started_by_horovod(
-    variables: dict[str, str],
-    horovod: str | None,
-    started: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str], horovod: str | None, started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requirements, "horovod_version", lambda: horovod)
     monkeypatch.setattr(membership, "_discovered", membership.discover)  # again
