@@ -13,7 +13,7 @@ _JPEG_BYTES, _PNG_BYTES = 286, 4096
 #: The entry 0x0112 of EXIF data: one short, 1 to 8, in either byte order. The data are the first
 #: segment of a JPEG, or the second after that of JFIF, or a chunk of a PNG before the pixels. RE2
 #: reads its pattern as UTF-8, in which no escape stands for a byte above 127. An image without the
-#: entry matches, too, and leaves no byte: asking whether it matched would cost as much as the search.
+#: entry matches, too, and leaves no byte: asking whether it did would cost as much as the search.
 _ENTRY = (
     r"(?s)^(?:(?:\C{6}(?:\C{18})?Exif\x00\x00|\CPNG\C*?eXIf)(?:MM|II)\C*?"
     r"(?:\x01\x12\x00\x03\x00\x00\x00\x01\x00([\x01-\x08])"

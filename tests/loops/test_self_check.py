@@ -86,6 +86,13 @@ class Noise(layers.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
+class SeededNoise(layers.Layer):
+    """Draws the same numbers as plain Keras, one after the other."""
+
+    def call(self, x: Any) -> Any:
+        return x + tf.random.normal(tf.shape(x), seed=5)
+
+
 @pytest.mark.parametrize(
     ("strategy", "value"), [(ByCount, "model variable"), (Drifting, "the copy of dense")]
 )
@@ -170,6 +177,21 @@ def test_leaves_no_trace() -> None:
         steps = trainer.model.layers[3].steps
         results.append((history["loss"], len(calls), steps, np.random.random()))
     assert results[0] == results[1]
+
+
+def test_seeded_operations_begin_their_sequences_anew() -> None:
+    """Each keeps the state of its sequence in a kernel, which is no variable."""
+
+    def make() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), SeededNoise(), layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    fit: dict[str, Any] = {"batch_size": 13, "epochs": 2, "shuffle": False, "verbose": 0}
+    wanted = make().fit(X, Y, **fit).history["loss"]
+    trainer = Trainer(make, "one_device", verify=2)
+    assert trainer.fit(X, Y, **fit).history["loss"] == wanted
 
 
 @pytest.mark.parametrize("verify", ["off", 2])

@@ -21,6 +21,7 @@ import tfdist
 from tests.processes import chief_callbacks, resuming
 from tests.support import model_edits
 from tests.support.training import X, Y, build
+from tfdist.loops.self_check import Verify
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import CheckData
 from tfdist.trainer import Trainer
@@ -96,11 +97,12 @@ def different_data_raise(strategy: Strategy) -> dict[str, str]:
     """Returns the errors of a rank whose batches have their middle rows in another order."""
     order = [0, *range(13, 0, -1), 14] if strategy.group.rank else list(range(15))
 
-    def fit(check_data: CheckData) -> None:
-        trainer = Trainer(build, strategy, check_data=check_data)
+    def fit(check_data: CheckData, verify: Verify = "off") -> None:
+        trainer = Trainer(build, strategy, check_data=check_data, verify=verify)
         trainer.fit(X[order], Y[order], batch_size=len(order), shuffle=False, verbose=0)
 
-    return {how: error_of(functools.partial(fit, how)) for how in get_args(CheckData)}
+    errors = {how: error_of(functools.partial(fit, how)) for how in get_args(CheckData)}
+    return errors | {"verified": error_of(lambda: fit("full", "first"))}
 
 
 def error_of(call: Callable[[], Any]) -> str:

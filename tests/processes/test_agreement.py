@@ -49,7 +49,7 @@ def test_learning_rate_comes_from_rank_0(outcomes: Outcomes) -> None:
 
 def test_different_data_on_a_rank_raise(outcomes: Outcomes) -> None:
     errors = outcomes("different_data_raise")
-    for check_data in ("full", "sampled"):
+    for check_data in ("full", "sampled", "verified"):
         assert "rank 1 got different batches from rank 0" in errors[check_data]
         assert "InputContext" in errors[check_data]
     assert errors["off"] == "no error"

@@ -18,6 +18,7 @@ from tests.conformance.results import Result, collect, compare
 from tests.programs.program import Program
 from tests.programs.programs import PROGRAMS
 from tests.support.training import computing_in
+from tfdist import Trainer
 
 
 @functools.cache
@@ -52,19 +53,18 @@ def tfdist(program: Program, strategy: str, num_replicas: int, folder: str = "")
     Raises:
         tfdist.errors.TfdistError: If the Trainer refuses the program.
     """
-    from tfdist import Trainer
-
     with computing_in(program.floatx):
-        return _run(
-            program,
-            Trainer(
-                program.build,
-                strategy=create_strategy(strategy, num_replicas, program.batch_size),
-                accumulate=program.accumulate,
-                sync_batch_norm=program.sync_batch_norm,
-            ),
-            folder,
-        )
+        return _run(program, trainer(program, strategy, num_replicas), folder)
+
+
+def trainer(program: Program, strategy: str, num_replicas: int) -> Trainer:
+    """Returns a Trainer of a program. Its arguments are as in `tfdist`."""
+    return Trainer(
+        program.build,
+        strategy=create_strategy(strategy, num_replicas, program.batch_size),
+        accumulate=program.accumulate,
+        sync_batch_norm=program.sync_batch_norm,
+    )
 
 
 def assert_equals_one_device(program: Program, eagerly: bool = False) -> None:

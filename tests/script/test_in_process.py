@@ -15,9 +15,10 @@ import tensorflow as tf
 
 import tfdist
 from tests.support.training import FIT, TOLERANCE, X, Y, build
+from tfdist import cluster
 from tfdist.errors import ConfigurationError
 from tfdist.loops.data_handler import DataHandler
-from tfdist.script import tf_distribute
+from tfdist.script import runner, tf_distribute
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -218,3 +219,10 @@ def test_models_with_the_same_weights_share_an_optimizer() -> None:
     expected = losses()
     tfdist.distribute("mirrored", devices=2)
     assert losses() == pytest.approx(expected)
+
+
+def test_missing_file_of_the_chief_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "is_chief", lambda: False)
+    with pytest.raises(ValueError, match="File not found") as caught:
+        runner.saying_who_writes(keras.saving.load_model)("run-081502.keras")
+    assert "Only rank 0 writes" in caught.value.__notes__[0]

@@ -19,10 +19,9 @@ import numpy as np
 import tensorflow as tf
 from keras import layers, losses, ops, optimizers
 
-import tfdist
 from tests import start_tensorflow
-from tests.conformance.engines import create_strategy
 from tests.conformance.results import compare
+from tests.programs import engines
 from tests.programs.program import Program
 from tests.support.case import compiled
 from tests.support.data import Data
@@ -361,8 +360,6 @@ def differences_of(recipe: Recipe) -> list[str]:
     Raises:
         TfdistError: The Trainer refuses it, but plain Keras trains it.
     """
-    from tests.programs import engines
-
     program = recipe.program()
     try:
         result = engines.tfdist(program, *recipe.strategy)
@@ -382,16 +379,10 @@ def differences_of(recipe: Recipe) -> list[str]:
 
 
 def false_alarms_of(recipe: Recipe) -> list[str]:
-    """Returns what the first step's check says of a recipe in float32, where rounding is largest."""
-    program = recipe.program()
-    data = program.data
+    """Returns what the first step's check finds in a recipe, in float32 as users train it."""
+    program, data = recipe.program(), recipe.program().data
     with computing_in("float32"):
-        trainer = tfdist.Trainer(
-            program.build,
-            strategy=create_strategy(*recipe.strategy, program.batch_size),
-            accumulate=program.accumulate,
-            sync_batch_norm=program.sync_batch_norm,
-        )
+        trainer = engines.trainer(program, *recipe.strategy)
         try:
             trainer.verify(data.x, data.y, 1, program.batch_size, data.sample_weight)
         except VerificationError as error:

@@ -174,5 +174,6 @@ def check_same_batches(checksums: np.ndarray, step: int) -> None:
         raise DataError(
             f"Up to step {step}, rank {others[0]} got different batches from rank 0, so rows were "
             "skipped or used twice. Seed the shuffling (keras.utils.set_random_seed before you "
-            "create the data), or pass a function of a tf.distribute.InputContext."
+            "create the data) and all generators, remove deterministic=False from maps and "
+            "interleaves, or pass a function of a tf.distribute.InputContext."
         )

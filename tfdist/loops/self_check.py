@@ -28,6 +28,7 @@ import tensorflow as tf
 from tfdist import devices
 from tfdist.errors import ConfigurationError, DataError, TfdistError, VerificationError
 from tfdist.loops.data_handler import DataHandler, Given, OneBatch
+from tfdist.loops.epoch import check_same_batches
 from tfdist.loops.functions import Loop, Steps
 from tfdist.loops.model_methods import ExactnessReport
 from tfdist.loops.observers import RunContext
@@ -41,6 +42,7 @@ from tfdist.strategies.mirrored_variables import first_difference
 from tfdist.upstream import keras_model, keras_optimizers, keras_training
 from tfdist.upstream.keras_layers import operations_called_through
 from tfdist.upstream.keras_variables import plain_variables
+from tfdist.upstream.tensorflow_runtime import draws_undone
 
 #: A difference may be so many times as large as the changes that errors of values cause. The errors
 #: are large enough that some values pass the kink of a ReLU, as one in a hundred thousand does
@@ -174,6 +176,7 @@ class SelfCheck:
         self.status = self.verify(loop, data, run, steps)
         return self.status
 
+    @draws_undone()
     def verify(self, loop: Loop, data: DataHandler, run: Steps, num_steps: int) -> str:
         """Compares steps with plain Keras. Arguments and errors are as in `at_first_use`.
 
@@ -185,7 +188,9 @@ class SelfCheck:
         began, accumulation = time.perf_counter(), self._functions.accumulation
         waiting = keras.tree.flatten(accumulation.waiting) if accumulation else []
         variables = self._functions.all_variables()
-        data.first_batch()  # it is kept, and so is what reading it drew
+        first = data.first_batch()  # it is kept, and so is what reading it drew
+        checksum = int(batches.checksum(first, data.check_data))
+        check_same_batches(self._strategy.group.gather([checksum])[:, 0], 1)
         state = ProgramState(self._model, [*variables, *waiting, *self._rates()])
         if self._any_rank(bool(state.lost)):
             return f"not verified: a step reads {state.lost[:1]}, which cannot be set back"

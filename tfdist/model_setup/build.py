@@ -50,7 +50,9 @@ def build_weights(model: keras.Model, strategy: Strategy, element_spec: Any) -> 
     if all(layer.built for layer in layers if has_call or layer is not model):
         return
     try:
-        symbolic = keras.tree.map_structure(_symbolic, x)
+        symbolic = keras.tree.map_structure(
+            lambda spec: spec and keras.KerasTensor(spec.shape, spec.dtype.name), x
+        )
         with strategy.scope(), strategy.variables.making_weights(), python_state_kept():
             keras_model.build_by_shapes(model, symbolic)
     except Exception as error:
@@ -160,7 +162,3 @@ def _user_traceback(error: Exception) -> str:
     libraries = (*tf.__path__, *keras.__path__)
     users = [frame for frame in frames if not any(f'"{path}/' in frame for path in libraries)]
     return "\n" + "".join(users).rstrip() if heading and users else ""
-
-
-def _symbolic(spec: Any) -> Any:
-    return None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name)

@@ -192,8 +192,10 @@ class Runner:
             yield all_replaced(
                 keras.Model, {name: self._file(getattr(keras.Model, name)) for name in _FILES}
             )
+            yield replaced(keras.Model, "load_weights", saying_who_writes(keras.Model.load_weights))
             for module in (keras.saving, keras.models):
-                yield replaced(module, "save_model", self._file(keras.saving.save_model))
+                yield replaced(module, "save_model", self._file(module.save_model))
+                yield replaced(module, "load_model", saying_who_writes(module.load_model))
 
     def close(self) -> None:
         """Removes the patches, and the trainers from the models."""
@@ -371,3 +373,20 @@ class Runner:
             return result
 
         return call
+
+
+def saying_who_writes(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose errors say why a rank may miss a file that the chief wrote."""
+
+    @functools.wraps(load)
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return load(*args, **options)
+        except (OSError, ValueError) as error:
+            error.add_note(
+                "Only rank 0 writes files of Keras. Their names must be the same on all ranks, "
+                "without times, process ids and temporary folders, and on a shared disk."
+            )
+            raise
+
+    return call if not cluster.is_chief() else load

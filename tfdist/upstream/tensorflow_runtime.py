@@ -120,6 +120,24 @@ def start_without_hook() -> None:
 
 
 @contextmanager
+def draws_undone() -> Iterator[None]:
+    """Begins sequences of `tf.random` anew after the block, if it created an operation with a seed.
+
+    Their state is in the operation's kernel, also within a function.
+    """
+    plain, seeds = random_seed.get_seed, []
+
+    def get_seed(op_seed: int | None) -> tuple[Any, Any]:
+        seeds.append(op_seed)
+        return plain(op_seed)
+
+    with replaced(random_seed, "get_seed", get_seed):
+        yield
+    if any(seed is not None for seed in seeds):
+        context().clear_kernel_cache()
+
+
+@contextmanager
 def op_seeds_by(function: Callable[[int], int]) -> Iterator[None]:
     """Gives operations of `tf.random` that are created within the block the seed `function(seed)`.
 
