@@ -41,7 +41,7 @@ def test_versions_page_has_every_cell_of_the_study() -> None:
     rows = re.findall(r"^\| (3\..*) \|$", versions.PAGE.read_text(), re.MULTILINE)
     cells = [tuple(cell.strip() for cell in row.split("|")) for row in rows]
     assert [row[:4] for row in cells] == [one[:4] for one in versions.COMBINATIONS]
-    assert all(len(row) == 4 + len(versions.COLUMNS) for row in cells)
+    assert all(len(row) == 4 + len(versions.COLUMNS) and all(row) for row in cells)
 
 
 def test_versions_study_replaces_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
