@@ -539,18 +539,13 @@ class Trainer:
             )
             for variable in (self.model.variables if weights else ())
         }
-        if not (self.model.jit_compile and self.strategy.variables.are_local):
-            xla = "no"
-        else:
-            is_one = self.strategy.num_replicas * self.accumulate == 1
-            xla = "the whole step" if is_one else "forward and backward pass, and the update"
         return (
             self.strategy.describe()
             | of_weights
             | {
                 "accumulation": f"{self.accumulate} rounds" if self.accumulate > 1 else "none",
                 "precision": self.model.dtype_policy.name,
-                "XLA": xla,
+                "XLA": self._run.functions.described_xla(),
                 "sync BatchNorm": "yes" if self.sync_batch_norm else "no",
                 "remat": remat_of_layers.described(self.model, self.remat),
                 "activations": "on the host" if self._options.offload_activations else "on devices",

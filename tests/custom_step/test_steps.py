@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
 from tensorflow.python.framework import random_seed
 
-from tests.support.training import FIT, X, Y, assert_close, assert_same_weights, building, mirrored
-from tfdist.errors import ConfigurationError, TfdistError, UnsupportedModelError
+from tests.support import training
+from tests.support.training import FIT, X, assert_close, assert_same_weights, building, mirrored
+from tfdist.errors import UnsupportedModelError
+from tfdist.trainer import Trainer
 
 
 def mean(model: keras.Model, x: Any, y: Any) -> Any:
@@ -278,39 +283,27 @@ class OfInputs(Stepping):
 @pytest.mark.parametrize("form", [list, tuple])
 def test_several_inputs_without_labels_reach_a_custom_step(form: Any) -> None:
     build = builder(OfInputs)
-    plain, trainer = build(), mirrored(build)
     options = FIT | {"x": form([FIT["x"], FIT["y"]]), "y": None}
-    history = plain.fit(**options).history
-    assert_close(trainer.fit(**options).history, history)
-    assert_same_weights(trainer.model, plain)
+    training.assert_trains_as_keras(mirrored(build), build(), **options)
 
 
-def test_xla_is_ignored_with_a_warning() -> None:
-    plain, trainer = builder()(), mirrored(builder(jit_compile=True))
-    plain.fit(**FIT)
-    with pytest.warns(UserWarning, match=r"jit_compile=True is ignored.*train_step"):
-        trainer.fit(**FIT)
-    assert_same_weights(trainer.model, plain)
+class Sorting(Stepping):
+    def trained(self, data: Any) -> Any:
+        y = tf.numpy_function(lambda y: np.sort(y, 0), [data[1]], tf.float32)
+        return super().trained((data[0], tf.ensure_shape(y, data[1].shape)))
 
 
-def test_accumulating_a_custom_step_raises() -> None:
-    with pytest.raises(ConfigurationError, match="Set gradient_accumulation_steps of its optim"):
-        mirrored(builder(), accumulate=2).fit(**FIT)
-
-
-def test_rebuilding_a_model_that_overrides_compile_raises() -> None:
-    class Compiling(Stepping):
-        def compile(self, rate: float) -> None:
-            super().compile(keras.optimizers.SGD(rate), "mse")
-
-        @classmethod
-        def from_config(cls, config: Any, **_: Any) -> Any:
-            return cls([keras.Input((4,)), layers.Dense(1)])
-
-    model = Compiling([keras.Input((4,)), layers.Dense(1)])
-    model.compile(0.1)
-    with pytest.raises(TfdistError, match="pass a function that builds"):
-        mirrored(model)
+@pytest.mark.parametrize(
+    ("cls", "devices", "can"), [(Stepping, 1, True), (Sorting, 1, False), (Stepping, 2, False)]
+)
+def test_one_replica_is_in_xla_if_xla_can(cls: type, devices: int, can: bool) -> None:
+    """XLA cannot call NumPy, and draws other numbers from the same seeds."""
+    noisy = functools.partial(builder, cls, lambda: layers.GaussianNoise(1.0))
+    trainer = Trainer(noisy(jit_compile=True), "mirrored", devices=devices)
+    assert ("if XLA can compile it" in trainer.describe()["XLA"]) == (devices == 1)
+    with nullcontext() if can else pytest.warns(match=r"jit_compile.* ignored.*train_step"):
+        training.assert_trains_as_keras(trainer, noisy(jit_compile=can)(), **FIT, epochs=2)
+    assert trainer.describe()["XLA"] == ("the whole step" if can else "no")
 
 
 def test_custom_predict_step_is_honored() -> None:
@@ -321,4 +314,3 @@ def test_custom_predict_step_is_honored() -> None:
     build = builder(Doubling)
     found = mirrored(build).predict(X, batch_size=5, verbose=0)
     assert_close(found["twice"], build().predict(X, verbose=0)["twice"])
-    assert len(Y) == len(found["twice"])

@@ -27,8 +27,7 @@ STATE, ROW = 3 * 4 * (11 * 100 + 101 * 50), 4 * (100 + 50)
 
 
 @pytest.mark.parametrize(
-    ("missing", "fields"),
-    [(1, {}), (0, {}), (0, {"accumulate": 2}), (0, {"remat": "all"})],
+    ("missing", "fields"), [(1, {}), (0, {}), (0, {"accumulate": 2}), (0, {"remat": "all"})]
 )
 def test_warns_only_if_training_cannot_fit(
     missing: int, fields: dict[str, Any], model: keras.Model, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from tests.support.training import assert_close, assert_same_weights
+from tests.support.training import assert_close, assert_trains_as_keras
 from tfdist.strategies import batches
 from tfdist.strategies.batches import drop_padding, num_rows, pad_to_one_row
 
@@ -148,12 +148,9 @@ def test_last_batch_of_one_row_matches_one_device(devices: int, accumulate: int)
     options: dict[str, Any] = {"batch_size": 4, "verbose": 0}  # the last batch has one row
     build_model = functools.partial(build, batch_norm=accumulate == 1)
     plain = build_model()
-    wanted = plain.fit(x, y, epochs=2, shuffle=False, **options)
     trainer = tfdist.Trainer(
         build_model, "mirrored", devices, accumulate, sync_batch_norm=accumulate == 1
     )
-    result = trainer.fit(x, y, epochs=2, shuffle=False, **options)
-    assert_close(result.history, wanted.history)
-    assert_same_weights(trainer.model, plain)
+    assert_trains_as_keras(trainer, plain, x=x, y=y, epochs=2, shuffle=False, **options)
     assert_close(trainer.evaluate(x, y, **options), plain.evaluate(x, y, **options))
     assert_close(trainer.predict(x, **options), plain.predict(x, **options))

@@ -15,7 +15,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,8 +29,8 @@ from tfdist.upstream.patching import all_replaced, replaced
 from tfdist.upstream.tensorflow_calls import functions_inlined
 
 
-class StepRun(Protocol):
-    """Everything in a run of a custom step that may depend on the rows of other replicas."""
+class LocalRun:
+    """What may depend on rows of other replicas in a custom step. This run has all rows itself."""
 
     def gradients(
         self, compute: Callable[..., list], inner: bool, targets: list[tf.Tensor] | None
@@ -42,32 +42,18 @@ class StepRun(Protocol):
             inner: Whether another tape records, so that the gradients are part of a loss.
             targets: What is differentiated; None if it is multiplied by other gradients.
         """
-
-    def result(
-        self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
-    ) -> Any:
-        """Returns the result of a metric; `compute` returns it for the values in the scope."""
-
-    def seed(self, drawn: tf.Tensor) -> tf.Tensor:
-        """Returns the seed to use where a generator returned `drawn`."""
-
-
-class LocalRun:
-    """A `StepRun` that has all rows: those of the full batch, or of a trial."""
-
-    def gradients(
-        self, compute: Callable[..., list], inner: bool, targets: list[tf.Tensor] | None
-    ) -> list:
         del inner, targets
         return compute()
 
     def result(
         self, scope: CustomStepScope, metric: keras.Metric, compute: Callable[[], Any]
     ) -> Any:
+        """Returns the result of a metric; `compute` returns it for the values in the scope."""
         del scope, metric
         return compute()
 
     def seed(self, drawn: tf.Tensor) -> tf.Tensor:
+        """Returns the seed to use where a generator returned `drawn`."""
         return drawn
 
 
@@ -103,7 +89,7 @@ class CustomStepScope(ReplicaScope):
     def __init__(
         self,
         values: list[tuple[keras.Variable, tf.Tensor]],
-        run: StepRun,
+        run: LocalRun,
         scalings: Mapping[int, Scaling],
         trial: bool = False,
     ) -> None:

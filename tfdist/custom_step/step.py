@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -23,20 +24,21 @@ from tfdist.errors import UnsupportedModelError
 from tfdist.patches.keras_patches import keras_patched
 from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.replica import replica as replicas
+from tfdist.replica.program_state import python_state_kept
 from tfdist.replica.replica import Replica, StepOptions
 from tfdist.rows import Reduction
 from tfdist.step.forward_backward import all_reduce, all_reduce_gradients
 from tfdist.step.loss_scaling import Scaling
 from tfdist.step.state import offset, zeros_beside
 from tfdist.strategies.base import Strategy
-from tfdist.strategies.batches import Share
+from tfdist.strategies.batches import Share, split
 from tfdist.upstream import keras_model, keras_optimizers
 from tfdist.upstream.tensorflow_graphs import is_from_half
 from tfdist.upstream.tensorflow_runtime import op_seeds_by
 
 
 class ReplicaRun(LocalRun):
-    """A `StepRun` that combines gradients, metrics, and logs of all replicas.
+    """A `LocalRun` that combines gradients, metrics, and logs of all replicas.
 
     Args:
         strategy: Sums over the replicas.
@@ -161,6 +163,7 @@ class CustomStep:
 
     Attributes:
         cause: As passed.
+        in_xla: Whether XLA compiles the step; until it is traced, whether it is asked to.
         variables: The variables that the step may change, and those that count skipped steps.
         full_batch_reason: Why every replica computes the full batch, of which only the first
             replica's results count; None if each computes its own part of it.
@@ -209,6 +212,8 @@ class CustomStep:
         self.full_batch_reason = reason
         self._generator = keras_model.global_generator()
         self._of_first: tuple[dict, dict] = {}, {}
+        can_read = strategy.variables.are_local and strategy.num_replicas == 1
+        self.in_xla, self._first_batch = bool(model.jit_compile and can_read), first_batch
         self._places: dict[int, int] = {}
         self._variables: list[keras.Variable] = []
         self._logs = {
@@ -217,12 +222,39 @@ class CustomStep:
         }
 
     def __call__(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
+        if not self.in_xla or tf.executing_eagerly():
+            return self._make(total_rows, shares)
+        whole = tf.function(lambda *share: self._make(share[0], [Share(*share)]), autograph=False)
+        traced: list[Any] = []
+
+        def step(*share: Any) -> Any:  # traced once, because it may count in Python
+            traced.append(whole.get_concrete_function(*share))
+            return traced[0](*share)
+
+        share = shares[0][:2]
+        program = tf.function(step, jit_compile=True, autograph=False).get_concrete_function(*share)
+        try:
+            with tf.init_scope(), python_state_kept():
+                (first,) = split(self._first_batch(), 1, [0])
+                on_first = tf.function(lambda: traced[0](*first[:2]), jit_compile=True)
+                on_first.experimental_get_compiler_ir()(stage="hlo_serialized")
+        except (tf.errors.OpError, ValueError, TypeError) as error:
+            warnings.warn(
+                f"jit_compile is ignored in the custom step that {self.cause} makes, because XLA "
+                f"cannot compile it: {error}",
+                stacklevel=2,
+            )
+            self.in_xla = False
+            return traced[0](*share)
+        return program(*share)
+
+    def _make(self, total_rows: tf.Tensor, shares: Sequence[Share]) -> Any:
         strategy = self._strategy
         with ExitStack() as stack:
             stack.enter_context(keras_patched(self._model, self._options))
             stack.enter_context(patched_for_custom_step(self._model))
             stack.enter_context(op_seeds_by(_seed_on_replica))
-            on_replica = with_sizes_on_host(self._on_replica)
+            on_replica = self._on_replica if self.in_xla else with_sizes_on_host(self._on_replica)
             results = strategy.run(lambda i: on_replica(i, total_rows, shares[i]))
         return strategy.update(self._apply, results)
 

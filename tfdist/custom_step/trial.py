@@ -138,6 +138,7 @@ class TracedStep:
 
     Raises:
         NotReducibleError: The step cannot be traced, or its loss contains gradients of weights.
+            From methods: something is neither a mean nor a sum, or not known to be.
     """
 
     def __init__(
@@ -183,42 +184,26 @@ class TracedStep:
         self.assigned = list(self._scope.updated.values())
 
     def gradient(self, number: int) -> Reduction:
-        """Returns the reduction of the gradients that the step computes as the n-th ones.
-
-        Raises:
-            NotReducibleError: They are neither means nor sums, or not known to be.
-        """
+        """Returns the reduction of the gradients that the step computes as the n-th ones."""
         if (targets := self._run.targets[number]) is None:
             raise NotReducibleError(f"its gradient number {number} is of more than a loss")
         return self._reductions.of(f"its gradient number {number}", targets)
 
     def alike(self, number: int) -> frozenset[int]:
-        """Returns the places of variables of which the n-th gradient has the same slices anywhere.
-
-        Raises:
-            NotReducibleError: Some slices of a variable are, others are not.
-        """
+        """Returns the places of variables whose n-th gradient has the same slices anywhere."""
         what = f"the lookup of its gradient number {number}"
         by_place = self._run.indices[number]
         return frozenset(i for i in by_place if self._reductions.are_alike(what, by_place[i]))
 
     def log(self, name: str) -> Reduction:
-        """Returns the reduction of a log.
-
-        Raises:
-            NotReducibleError: It is neither a mean nor a sum, or not known to be one.
-        """
+        """Returns the reduction of a log."""
         log = self._logs[name]
         if any(log is result for result in self._scope.results):
             return Reduction.SAME
         return self._reductions.of(f"its log {name!r}", [log])
 
     def state(self, variable: keras.Variable) -> Reduction:
-        """Returns the reduction of the change of a variable.
-
-        Raises:
-            NotReducibleError: It is neither a mean nor a sum, or not known to be one.
-        """
+        """Returns the reduction of the change of a variable."""
         key, is_float = id(variable), variable.value.dtype.is_floating
         what = f"the update of {variable.path!r}"
         if key in self._statistics:  # each replica's own by definition
@@ -325,11 +310,7 @@ class ReductionPlan:
 
 
 def infer_reductions(
-    model: keras.Model,
-    built: BuiltStep,
-    step: StepFn,
-    scalings: Mapping[int, Scaling],
-    batch: Any,
+    model: keras.Model, built: BuiltStep, step: StepFn, scalings: Mapping[int, Scaling], batch: Any
 ) -> ReductionPlan:
     """Infers the reductions of a step.
 

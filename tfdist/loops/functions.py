@@ -130,10 +130,23 @@ class CompiledFunctions:
         As in Keras, a step of the user's, or a `make_train_function` that returns other values for
         metrics, changes the logs of batches only.
         """
-        is_custom = self._custom_steps.is_custom(loop == "train")
-        if not is_custom and redefined(self._model, f"make_{loop}_function") is None:
+        custom = self._custom_steps.existing(loop == "train")
+        if custom is None and redefined(self._model, f"make_{loop}_function") is None:
             return logs
         return _as_floats(metrics_or_logs(self._model, logs))
+
+    def described_xla(self) -> str:
+        """Returns what XLA compiles of a training step, for the start-up table."""
+        model, strategy, step = self._model, self._strategy, self._custom_steps.existing(True)
+        is_alone = strategy.num_replicas * self._options.accumulate == 1
+        if not (model.jit_compile and strategy.variables.are_local):
+            return "no"
+        if step is not None or custom_step_of(model, training=True) is not None:
+            whole = "the whole step" if step else "the whole step, if XLA can compile it"
+            return whole if is_alone and (step is None or step.in_xla) else "no"
+        is_refused = self._train_step is not None and self._train_step.refused_by_xla
+        several = "the update" if is_refused else "forward and backward pass, and the update"
+        return "the whole step" if is_alone else several
 
     def sync_copies(self) -> None:
         """Re-synchronizes the replicas after user code may have changed the model."""
@@ -197,30 +210,27 @@ class CompiledFunctions:
     def _inner_loop(self, data: DataHandler, one_by_one: bool, training: bool) -> Steps:
         model, strategy = self._model, self._strategy
         self._adopt_compilation()
-        custom_step = self._custom_steps.step(data, training)
-        if custom_step is not None and training and self._options.remat != "none":
+        custom = self._custom_steps.step(data, training)
+        if custom is not None and training and self._options.remat != "none":
             raise ConfigurationError(
                 f"remat={self._options.remat!r} does not apply to a custom step, as "
-                f"{custom_step.cause} makes it. Create its layers in a keras.RematScope instead."
+                f"{custom.cause} makes it. Create its layers in a keras.RematScope instead."
             )
-        if training and self._options.offload_activations and (custom_step or model.jit_compile):
+        if training and self._options.offload_activations and (custom or model.jit_compile):
             cause, fix = "a custom train_step", "Remove one of the two."
-            if custom_step is None:  # by default on one GPU
+            if custom is None:  # by default on one GPU
                 cause, fix = "XLA", "Compile the model with jit_compile=False (--no-jit-compile)."
             raise ConfigurationError(
                 f"offload_activations does not apply to {cause}, which decides where tensors are. "
                 + fix
             )
         loop: Loop = "train" if training else "test"
-        if custom_step is None:
-            reason = self._full_batch_reason(data, loop)
-        else:
-            reason = custom_step.full_batch_reason
+        reason = custom.full_batch_reason if custom else self._full_batch_reason(data, loop)
         if training and self._trainable not in (None, _ids(model.trainable_variables)):
             self._discard_steps()  # a callback froze weights before the first step, as Keras allows
         key = (training, data.may_end, data.own_rows, one_by_one)
         if key not in self._steps:
-            if custom_step is None:
+            if custom is None:
                 if training:
                     create.check_optimizer(model)
                 with policy(self._options.precision):
@@ -231,7 +241,7 @@ class CompiledFunctions:
             if training and not any(trains for trains, *_ in self._steps):
                 self._trainable = _ids(model.trainable_variables)
             with strategy.scope():
-                step = custom_step or self._own_step(data, training, reason)
+                step = custom or self._own_step(data, training, reason)
             traced = self._traced(step, data, one_by_one)
             self._steps[key] = self._model_function(loop).around(traced, self.sync_copies)
         return Steps(self._steps[key], reason is not None)
@@ -259,27 +269,18 @@ class CompiledFunctions:
         step = self._train_step if training else self._evaluate_step
         if step is not None:
             return step
-        model, options = self._model, self._options
+        model, strategy, options = self._model, self._strategy, self._options
         rows = self._full_batch_mode.rows("train" if training else "test", data)
-        if reason is None and self._strategy.num_replicas * options.accumulate > 1:
+        if reason is None and strategy.num_replicas * options.accumulate > 1:
             rows.reductions.read_first_batch()
-        state = ForwardState(
-            model,
-            rows,
-            options,
-            self._strategy.variables.writes_alone,
-            self._strategy.exchange.bucket_bytes,
-        )
+        writes_alone, bucket_bytes = strategy.variables.writes_alone, strategy.exchange.bucket_bytes
+        state = ForwardState(model, rows, options, writes_alone, bucket_bytes)
         results = self._custom_steps.metric_results(data)
         if not training:
-            self._evaluate_step = EvaluateStep(
-                model, self._strategy, state, options, reason, results
-            )
+            self._evaluate_step = EvaluateStep(model, strategy, state, options, reason, results)
             return self._evaluate_step
         scaling = Scaling(model.optimizer, options.loss_scale)
-        self._train_step = TrainStep(
-            model, self._strategy, state, scaling, options, reason, results
-        )
+        self._train_step = TrainStep(model, strategy, state, scaling, options, reason, results)
         return self._train_step
 
     def _traced(self, step: Step, data: DataHandler, one_by_one: bool) -> StepsFn:
@@ -390,9 +391,9 @@ class CustomSteps:
         """The variables that the steps created so far may change."""
         return [v for step in self._steps.values() if step for v in step.variables]
 
-    def is_custom(self, training: bool) -> bool:
-        """Returns whether the step in use is the model's own."""
-        return self._steps.get(training) is not None
+    def existing(self, training: bool) -> CustomStep | None:
+        """Returns the step in use, if it is the model's own."""
+        return self._steps.get(training)
 
     def forget(self) -> None:
         """Discards all steps, for a model that was compiled again."""
@@ -447,7 +448,7 @@ class CustomSteps:
                 f"accumulate={options.accumulate} is not supported, because {cause} makes a "
                 "custom step. Set gradient_accumulation_steps of its optimizers instead."
             )
-        if compile_config(model).config.get("jit_compile") is True:
+        if compile_config(model).config.get("jit_compile") is True and strategy.num_replicas > 1:
             warnings.warn(
                 "jit_compile=True is ignored, because XLA cannot compile the all-reduces in the "
                 f"tapes and optimizers of the custom step that {cause} makes.",

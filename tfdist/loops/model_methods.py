@@ -121,8 +121,7 @@ class ModelFunction:
         is_new, self._function = self._function is None, getattr(self._model, self._attribute)
         setattr(self._model, self._attribute, before)
         if self._function is None or (is_new and not made):
-            why = "does not call the method that it overrides"
-            raise _refused(self._cause, self._loop, why)
+            raise _refused(self._cause, self._loop, "does not call the method that it overrides")
 
     def around(self, steps: StepsFn, sync: Callable[[], None]) -> StepsFn:
         """Returns steps that run inside of the function, one in each call of it."""

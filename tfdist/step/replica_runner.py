@@ -15,11 +15,7 @@ from tfdist.patches.sizes_on_host import with_sizes_on_host
 from tfdist.replica.replica import Replica, Totals
 from tfdist.step.accumulation import over_rounds
 from tfdist.step.forward_backward import ReplicaOutputs, all_reduce_outputs
-from tfdist.step.shared_trace import (
-    NotShareableError,
-    Packing,
-    SharedTrace,
-)
+from tfdist.step.shared_trace import NotShareableError, Packing, SharedTrace
 from tfdist.step.state import Changes
 from tfdist.strategies.base import Strategy
 from tfdist.strategies.batches import Share, drop_padding
@@ -41,6 +37,9 @@ class ReplicaRunner:
         full_batch_reason: Why every replica computes the full batch, of which only the first
             replica's results count; None if each computes its own part of it.
         variables: The variables that `ReplicaOutputs.gradients` numbers by place.
+
+    Attributes:
+        refused_by_xla: Why forward and backward pass are without XLA although the model asks.
 
     Raises:
         UnsupportedModelError: Full-batch mode with several rounds.
@@ -65,6 +64,7 @@ class ReplicaRunner:
         is_large = one_trace_from is not None and len(model.weights) >= one_trace_from
         self._shares_trace = is_large and strategy.num_local_replicas > 1
         self._packing: Packing | None = None
+        self.refused_by_xla = refused = list[str]()
         self._in_xla = in_xla = bool(model.jit_compile and strategy.variables.are_local)
         self._is_one_program = in_xla and strategy.num_replicas * num_rounds == 1
         on_host = with_sizes_on_host(compute)
@@ -89,7 +89,7 @@ class ReplicaRunner:
             if num_rounds == 1 and not full_batch_reason and strategy.exchange.wire_dtype is None:
                 self._packing = Packing()
             inside = _without_exchange(functools.partial(on_rows, in_xla=True))
-            self._compute = _in_xla(inside, on_rows, not full_batch_reason, self._packing)
+            self._compute = _in_xla(inside, on_rows, not full_batch_reason, self._packing, refused)
         elif self._shares_trace and not in_xla and not full_batch_reason:
             self._packing = Packing()
             self._compute = _by_shared_trace(_without_exchange(on_rows), on_rows, self._packing)
@@ -167,13 +167,13 @@ def _in_xla(
     otherwise: Compute,
     without_padding: bool,
     packing: Packing | None,
+    refused: list[str],
 ) -> Compute:
     """Compiles a function by XLA, which gets batches without padding and returns few tensors.
 
     Nothing is exchanged within a program: if `compute` raises `NotShareableError`, `otherwise`
-    takes its place.
+    takes its place, and `refused` gets the error.
     """
-    is_refused = False
 
     def packed(*arguments: Any) -> ReplicaOutputs:
         outputs = compute(*arguments)
@@ -186,23 +186,20 @@ def _in_xla(
     def in_xla(
         index: int, total_rows: tf.Tensor, number: Any, share: Share, totals: Totals
     ) -> ReplicaOutputs:
-        nonlocal is_refused
-        if is_refused:
+        if refused:
             return otherwise(index, total_rows, number, share, totals)
-        dense = share
-        if without_padding:
-            dense = share._replace(rows=drop_padding(share.rows, share.num_rows))
+        rows = drop_padding(share.rows, share.num_rows) if without_padding else share.rows
         states = RandomStates.current()
         try:
-            return program(index)(total_rows, number, dense)
-        except NotShareableError:
+            return program(index)(total_rows, number, share._replace(rows=rows))
+        except NotShareableError as error:
+            refused.append(str(error))
             warnings.warn(
                 "jit_compile=True is ignored in the forward and backward pass, whose random "
                 "numbers are those of jit_compile=False, because this model's loss, metrics or "
                 "BatchNorm need an all-reduce within them, which XLA cannot compile.",
                 stacklevel=2,
             )
-        is_refused = True
         states.restore()
         return otherwise(index, total_rows, number, share, totals)
 

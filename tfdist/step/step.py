@@ -54,6 +54,7 @@ class TrainStep:
 
     Attributes:
         scaling: As passed.
+        refused_by_xla: As in `ReplicaRunner`.
         accumulation: Gradients that wait for later batches, for an optimizer with
             `gradient_accumulation_steps`; None for any other optimizer.
     """
@@ -82,6 +83,7 @@ class TrainStep:
         )
         self._update = self._replicas.update_function(self._apply, share_trace=True)
         self._step = self._replicas.in_one_program(self._make)
+        self.refused_by_xla = self._replicas.refused_by_xla
         self._results = results or model.get_metrics_result
         self.accumulation: GradientAccumulation | None = None
         if scaling.optimizer.gradient_accumulation_steps:
