@@ -86,6 +86,23 @@ class Noise(layers.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
+class Median(keras.metrics.Metric):
+    """Keeps its values in a list, and begins another one for each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(name="m")
+        self.values: list[float] = []
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.values.append(float(tf.reduce_sum(y_true - y_pred)))
+
+    def result(self) -> float:
+        return float(np.median(self.values or [0.0]))
+
+    def reset_state(self) -> None:
+        self.values = []
+
+
 class SeededNoise(layers.Layer):
     """Draws the same numbers as plain Keras, one after the other."""
 
@@ -171,11 +188,12 @@ def test_leaves_no_trace() -> None:
         np.random.seed(3)
         calls: list[int] = []
         Counting.calls, Counting.random = calls, np.random.default_rng(5)
-        trainer = Trainer(lambda: build(Counting, run_eagerly=True), "one_device", verify=verify)
+        make = functools.partial(build, Counting, run_eagerly=True, metrics=[Median()])
+        trainer = Trainer(make, "one_device", verify=verify)
         calls.clear()  # what building the step ran
         history = trainer.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
         steps = trainer.model.layers[3].steps
-        results.append((history["loss"], len(calls), steps, np.random.random()))
+        results.append((history["loss"], history["m"], len(calls), steps, np.random.random()))
     assert results[0] == results[1]
 
 
@@ -192,6 +210,34 @@ def test_seeded_operations_begin_their_sequences_anew() -> None:
     wanted = make().fit(X, Y, **fit).history["loss"]
     trainer = Trainer(make, "one_device", verify=2)
     assert trainer.fit(X, Y, **fit).history["loss"] == wanted
+
+
+def test_summaries_are_written_once_per_step(tmp_path: Path) -> None:
+    """By one replica for the full batch, and neither by a trial nor by the check."""
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    class Writing(keras.Model):
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            with writer.as_default():
+                tf.summary.scalar("loss", logs["loss"], step=self.optimizer.iterations)
+            return logs
+
+    def make() -> keras.Model:
+        inputs = keras.Input((4,))
+        model = Writing(inputs, layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+        return model
+
+    trainer = Trainer(make, "mirrored", devices=2, verify=2)
+    with pytest.warns(match="calls Python, or reads or writes data"):
+        loss = trainer.fit(X, Y, batch_size=13, verbose=0).history["loss"]
+    assert trainer.describe()["verified"].startswith("not verified: a step uses")
+    (path,) = tmp_path.iterdir()
+    events = [(e.step, e.summary.value) for e in tf.compat.v1.train.summary_iterator(str(path))]
+    written = [(step, tf.make_ndarray(v.tensor)) for step, values in events for v in values]
+    assert [step for step, _ in written] == [1, 2]
+    assert written[-1][1] == pytest.approx(loss[0])
 
 
 @pytest.mark.parametrize("verify", ["off", 2])

@@ -62,6 +62,7 @@ def build(model: keras.Model, strategy: Strategy, name: str, batch: Any) -> Buil
             losses_of_one_device(),
             batch_norm.fixed_moments(model),
             variables_assigned_by(_refused),
+            tf.summary.record_if(False),
             python_state_kept(model) as state,
         ):
             if state and state.lost:
@@ -174,7 +175,7 @@ class TracedStep:
             raise NotReducibleError(str(error)) from error
         if calls_python(self._traced.operations):
             raise NotReducibleError(
-                "it calls Python or reads an iterator, as one device does, once per step"
+                "it calls Python, or reads or writes data, as one device does, once per step"
             )
         if run.inner:
             raise NotReducibleError("its loss contains gradients of weights")

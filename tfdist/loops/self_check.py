@@ -193,7 +193,7 @@ class SelfCheck:
         check_same_batches(self._strategy.group.gather([checksum])[:, 0], 1)
         state = ProgramState(self._model, [*variables, *waiting, *self._rates()])
         if self._any_rank(bool(state.lost)):
-            return f"not verified: a step reads {state.lost[:1]}, which cannot be set back"
+            return f"not verified: a step uses {state.lost[:1]}, which cannot be set back"
         parts, plain = self._plain_on_few_rows(loop, data, run, num_steps, state)
         if isinstance(plain, str):
             return f"not verified: plain Keras's eager {loop} step failed: {plain}"

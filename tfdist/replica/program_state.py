@@ -37,6 +37,10 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "keras_hub", "keras_rs", "tensorflow", "numpy", "tfdist", "recipes", "pipelines")
 }
 _IMMUTABLE = (int, float, complex, str, bytes, type(None), tuple, frozenset, np.generic)
+_WRITTEN = (
+    tf.summary.SummaryWriter, tf.queue.QueueBase, tf.lookup.experimental.MutableHashTable,
+    tf.lookup.experimental.DenseHashTable,
+)  # fmt: skip
 #: Larger containers and arrays are data, which a step does not change. So is what comes after many
 #: other objects.
 _MAX_ELEMENTS, _MAX_BYTES, _MAX_OBJECTS = 1000, 1 << 20, 20_000
@@ -93,8 +97,8 @@ class ProgramState:
 
     @property
     def lost(self) -> list[str]:
-        """The kinds of iterators in it that cannot be set back."""
-        return self._python.lost
+        """The kinds of objects in it that cannot be set back."""
+        return self._python.lost + self._python.written
 
     def restore_python(self) -> None:
         """Restores what Python code changes, so that it runs in a step as in one that is traced."""
@@ -136,12 +140,14 @@ class PythonState:
         variables: TensorFlow's variables among them, by ID.
         generators: Generators of random numbers of NumPy and Python.
         lost: The kinds of iterators that cannot be set back.
+        written: The kinds of objects that steps may write to outside of the program.
     """
 
     def __init__(self, model: keras.Model, variables: Sequence[Any] = ()) -> None:
         self.variables: dict[int, Any] = {}
         self.generators: list[Any] = []
         self.lost: list[str] = []
+        self.written: list[str] = []
         self._iterators: list[Callable[[], Any]] = []
         self._restore: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}
@@ -200,10 +206,9 @@ class PythonState:
         return None
 
     def _note_at(self, value: Any, assign: Callable[[Any], Any]) -> None:
-        """Notes a value, and how to assign it where it is if it cannot change in place."""
-        if isinstance(value, _IMMUTABLE):
-            self._restore.append(functools.partial(assign, value))
+        """Notes a value, and how to assign it where it is, as another one may be there later."""
         if not _is_iterator(value):
+            self._restore.append(functools.partial(assign, value))
             return self._note(value)
         to_come = value
 
@@ -237,6 +242,8 @@ class PythonState:
             else:
                 back = functools.partial(input_data.set_iterator_state, value, state)
                 self._iterators.append(back)
+        elif isinstance(value, _WRITTEN):
+            self.written.append(type(value).__name__)
         elif _is_iterator(value):  # in a container
             self.lost.append(type(value).__name__)
         elif isinstance(value, types.MethodType):

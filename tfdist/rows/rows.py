@@ -111,7 +111,7 @@ def _outputs_reason(traced: TracedForward) -> str | None:
     """Returns which layer mixes rows, or may do so, or which output has no rows."""
     dependence, layer = traced.mixing_layer()
     if calls_python(traced.operations):
-        return "the model calls Python or reads an iterator, as one device does, once per step"
+        return "the model calls Python, or reads or writes data, as one device does, once per step"
     if dependence is FREE:
         values = [(output, traced.analysis.of(output)) for output in traced.outputs]
         alike = [t for t, v in values if v.is_plain and not (v.is_zero and t.shape[:1] == [None])]

@@ -49,9 +49,9 @@ def kinds_of(graph: tf.Graph) -> set[str]:
 
 
 def calls_python(kinds: Iterable[str]) -> bool:
-    """Returns whether operations of some types call Python, or read an iterator of `tf.data`."""
-    once = {"EagerPyFunc", "PyFunc", "PyFuncStateless", "IteratorGetNext", "IteratorGetNextSync"}
-    return not once.isdisjoint(kinds)
+    """Returns whether operations of some types call Python, read an iterator, or write outside."""
+    names = ("EagerPyFunc", "PyFunc", "IteratorGetNext", "Write", "LookupTableInsert", "QueueEnq")
+    return any(kind.startswith(names) for kind in kinds)
 
 
 def with_state(kinds: set[str]) -> set[str]:
