@@ -450,8 +450,8 @@ class CustomSteps:
             )
         if compile_config(model).config.get("jit_compile") is True and strategy.num_replicas > 1:
             warnings.warn(
-                "jit_compile=True is ignored, because XLA cannot compile the all-reduces in the "
-                f"tapes and optimizers of the custom step that {cause} makes.",
+                "jit_compile=True is ignored, and random numbers are those of jit_compile=False, "
+                f"because XLA cannot compile all-reduces within the custom step of {cause}.",
                 stacklevel=7,
             )
         first_batch = functools.cache(data.first_batch)
