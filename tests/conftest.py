@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import random
 import signal
 import sys
 import uuid
@@ -73,6 +74,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr == "quick" and collection_path.suffix == ".py":
         return None if selection.may_be_quick(collection_path) else True
     return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup() -> None:
+    """Sets seeds, so that weights and data without one are the same in any order of the tests."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest applies -m

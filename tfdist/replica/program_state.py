@@ -208,7 +208,8 @@ class PythonState:
     def _note_at(self, value: Any, assign: Callable[[Any], Any]) -> None:
         """Notes a value, and how to assign it where it is, as another one may be there later."""
         if not _is_iterator(value):
-            self._restore.append(functools.partial(assign, value))
+            if not callable(value):  # patches replace methods, and end in an order of their own
+                self._restore.append(functools.partial(assign, value))
             return self._note(value)
         to_come = value
 
