@@ -6,7 +6,7 @@ records each allocation with its operation. The peak is compared with what `tfdi
 predicts. Prints a table, and draws a picture with `--chart FILE.png`.
 
 `--savings` compares steps with activation checkpointing and with activations in host memory, in the
-order of GPUs: gradients of weights wait for those traced before them. CPUs share their memory with
+order of GPUs: each operation waits for the one that a GPU starts before it. CPUs share memory with
 the host, so that the study copies each activation, and does not count the copies "on the host".
 Time is processor time, and what is planned for a card.
 
@@ -25,6 +25,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,16 +39,17 @@ from tests.programs.programs import PROGRAMS
 from tests.support.data import Data
 from tfdist.console import tables
 from tfdist.errors import TfdistError
-from tfdist.memory import zeros
+from tfdist.memory import graph, zeros
 from tfdist.patches import offload
+from tfdist.step import forward_backward
 from tfdist.strategies import feed
 from tfdist.tools.plan import auto
 from tfdist.tools.plan.cards import CARDS
 from tfdist.tools.plan.devices import ReplicatedStep
 from tfdist.tools.plan.exchange import Link
 from tfdist.tools.plan.network import Network
-from tfdist.upstream.patching import replace, replaced
-from tfdist.upstream.tensorflow_graphs import run_after
+from tfdist.upstream.patching import replaced
+from tfdist.upstream.tensorflow_graphs import current_graph, run_after
 
 #: Largest predicted bytes of a step, by which the number of rows is chosen: tensors should matter
 #: more than what the allocator rounds up.
@@ -168,9 +170,8 @@ def compare(case: Case, saving: str = "") -> Result:
     ):
         profile = _Profile(folder)
         trainer = tfdist.Trainer(case.build, steps_per_call=1, verify="off", **options)
-        if saving:
-            replace(trainer.strategy, "gradients", _in_order(trainer.strategy.gradients))
-        trainer.fit(data, steps_per_epoch=4, verbose=0, callbacks=[profile])
+        with _as_on_gpu(trainer.strategy) if saving else nullcontext():
+            trainer.fit(data, steps_per_epoch=4, verbose=0, callbacks=[profile])
         tf.profiler.experimental.stop()
         events = [one for one in _allocations(Path(folder)) if _OF_HOST not in one.operation]
         began = time.process_time()
@@ -188,34 +189,52 @@ def _compare_named(named: tuple[str, str]) -> Result:
     return compare(_case(named[0]), named[1])
 
 
-def _in_order(gradients: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Returns `Strategy.gradients` of which those of weights wait for the ones traced before."""
+@contextmanager
+def _as_on_gpu(strategy: Any) -> Iterator[None]:
+    """Returns a context in which both passes are traced to run in the order of a GPU.
 
-    def in_order(*arguments: Any, **options: Any) -> list[Any]:
-        graph, results = tf.compat.v1.get_default_graph(), gradients(*arguments, **options)
+    Each operation waits for the one that a GPU starts before it.
+    """
+    gradients, update_metrics = strategy.gradients, forward_backward._update_metrics
+    results: list[Any] = []
+
+    def noted(*arguments: Any, **options: Any) -> list[Any]:
+        results[:] = gradients(*arguments, **options)
+        return list(results)
+
+    def in_order(*arguments: Any) -> None:  # the first thing after the gradients and the copies
         pending, needed = [one.op for one in results if one is not None], set()
         while pending:
             if (op := pending.pop()) not in needed:
                 needed.add(op)
-                pending += [tensor.op for tensor in op.inputs]
-        ordered = [op for op in graph.get_operations() if op in needed and _of_weights(op)]
-        for before, after in itertools.pairwise(ordered):
+                pending += [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+        effects: list[str] = []  # TensorFlow keeps their order
+        traced, named = {}, {op.name: op for op in current_graph().get_operations() if op in needed}
+        for name, op in named.items():
+            after = [other.name for other in op.control_inputs]
+            if op.op_def.is_stateful:
+                after, effects = after + effects, [name]
+            inputs = [(tensor.op.name, tensor.value_index) for tensor in op.inputs]
+            traced[name] = graph.Operation(op.type, inputs, after, [])
+        ordered = [named[name] for name in graph.execution_order(traced)]
+        for before, after in itertools.pairwise(op for op in ordered if op.inputs and op.outputs):
             run_after([after], [before.outputs[0]])
-        return results
+        update_metrics(*arguments)
 
-    return in_order
-
-
-def _of_weights(op: tf.Operation) -> bool:
-    return any(kind in op.type for kind in ("MatMul", "Conv2DBackprop", "BiasAddGrad"))
+    with (
+        replaced(strategy, "gradients", noted),
+        replaced(forward_backward, "_update_metrics", in_order),
+    ):
+        yield
 
 
 def _really_copied(tensor: tf.Tensor, earlier: tf.Operation) -> tf.Tensor:
     """Returns what `offload._copy` returns, copied to "the host" and back by the same device."""
+    # Stateful ones, such as DeepCopy, would run in the order in which they are traced.
     with tf.name_scope(_OF_HOST):
-        on_host = tf.raw_ops.DeepCopy(x=tensor)
+        on_host = tf.roll(tensor, 0, 0)
     with tf.control_dependencies([earlier]):
-        return tf.raw_ops.DeepCopy(x=on_host)
+        return tf.roll(on_host, 0, 0)
 
 
 class _Profile(keras.callbacks.Callback):
