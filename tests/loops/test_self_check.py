@@ -198,6 +198,26 @@ def test_leaves_no_trace() -> None:
     assert results[0] == results[1]
 
 
+def test_eager_losses_run_as_often_as_in_keras() -> None:
+    def make() -> keras.Model:
+        calls: list[int] = []
+
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            nonlocal calls
+            calls = [*calls, 1]
+            return len(calls) * keras.ops.abs(y_true - y_pred)
+
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(1, kernel_initializer="ones")])
+        model.compile("sgd", loss, run_eagerly=True)
+        return model
+
+    fit: dict[str, Any] = {"batch_size": 13, "epochs": 2, "shuffle": False, "verbose": 0}
+    wanted = make().fit(X, Y + 1, **fit).history["loss"]
+    for verify in ("off", 2):
+        history = Trainer(make, "one_device", verify=verify).fit(X, Y + 1, **fit).history
+        np.testing.assert_allclose(history["loss"], wanted, 1e-6)
+
+
 def test_seeded_operations_begin_their_sequences_anew() -> None:
     """Each keeps the state of its sequence in a kernel, which is no variable."""
 

@@ -87,7 +87,7 @@ def build_for_training(
     build_weights(model, strategy, element_spec)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element_spec)
     try:
-        with strategy.scope(), python_state_kept():
+        with strategy.scope(), python_state_kept(model, creates_weights=True):
             if training and not model.optimizer.built:
                 with strategy.variables.making_state(model):
                     keras_optimizers.build_as_fit_does(model)

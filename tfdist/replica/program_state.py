@@ -37,6 +37,7 @@ _LIBRARIES = sys.stdlib_module_names | {
     *("keras", "keras_hub", "keras_rs", "tensorflow", "numpy", "tfdist", "recipes", "pipelines")
 }
 _IMMUTABLE = (int, float, complex, str, bytes, type(None), tuple, frozenset, np.generic)
+_OWNERS = (keras.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)
 _WRITTEN = (
     tf.summary.SummaryWriter, tf.queue.QueueBase, tf.lookup.experimental.MutableHashTable,
     tf.lookup.experimental.DenseHashTable,
@@ -106,26 +107,30 @@ class ProgramState:
 
 
 @contextmanager
-def python_state_kept(model: keras.Model | None = None) -> Iterator[PythonState | None]:
+def python_state_kept(
+    model: keras.Model | None = None, creates_weights: bool = False
+) -> Iterator[PythonState | None]:
     """Restores the state of Python, and the operation seeds of `tf.random`, after the block.
 
     If the block creates weights, what may change with them stays: see `RandomStates.restore`.
 
     Args:
-        model: The model whose code runs; None: the block creates weights.
+        model: The model whose code runs; None: the block creates weights of layers.
+        creates_weights: Whether the block creates states of metrics and optimizers.
     """
     states, state, num_weights = RandomStates.current(), None, -1
     if model is not None:
-        state, num_weights = PythonState(model), len(model.variables)
+        state, num_weights = PythonState(model, owners=not creates_weights), len(model.variables)
         state.restore()
+    if state is not None and not creates_weights:
         use_other_seeds()
     try:
         yield state
     finally:
         is_trial = model is not None and len(model.variables) == num_weights
-        states.restore(python=is_trial)
+        states.restore(python=is_trial and not creates_weights)
         if state is not None:
-            state.restore() if is_trial else state.set_iterators_back()
+            state.restore() if is_trial or creates_weights else state.set_iterators_back()
 
 
 def watch_program(model: keras.Model) -> None:
@@ -136,6 +141,12 @@ def watch_program(model: keras.Model) -> None:
 class PythonState:
     """The values that the Python code of a model's steps may change.
 
+    Args:
+        model: The model.
+        variables: Further variables of TensorFlow.
+        owners: Whether layers, metrics and optimizers count, and the global random states from
+            which they draw seeds of new weights.
+
     Attributes:
         variables: TensorFlow's variables among them, by ID.
         generators: Generators of random numbers of NumPy and Python.
@@ -143,7 +154,9 @@ class PythonState:
         written: The kinds of objects that steps may write to outside of the program.
     """
 
-    def __init__(self, model: keras.Model, variables: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, model: keras.Model, variables: Sequence[Any] = (), owners: bool = True
+    ) -> None:
         self.variables: dict[int, Any] = {}
         self.generators: list[Any] = []
         self.lost: list[str] = []
@@ -152,8 +165,10 @@ class PythonState:
         self._restore: list[Callable[[], Any]] = []
         self._seen: dict[int, Any] = {}
         for one in participants(model):
-            if is_users(one):
+            if is_users(one) and (owners or not isinstance(one, _OWNERS)):
                 self._note_user(one)
+        if not owners:
+            return
         if (generator := keras_model.global_generator()) is not None:
             self._note(generator)
         for variable in variables:
